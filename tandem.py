@@ -27,7 +27,7 @@ Run it
     python tandem.py --preset gsm8k --prob-senior 1 --kl-coef 0.001 --out runs/kl-reg       # the KL-Reg control
     python tandem.py --out runs/gsm8k --resume          # go on after a stop, bit for bit
 """
-import argparse, ast, copy, functools, inspect, itertools, json, math, operator, os, random, re, shutil, signal, subprocess, sys, threading, time
+import argparse, ast, contextlib, copy, functools, inspect, itertools, json, math, operator, os, random, re, shutil, signal, subprocess, sys, threading, time
 from collections import Counter
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
@@ -270,13 +270,12 @@ class SymbolicGrader:
                     raise UserError("math-verify does not import; install it with: pip install 'math-verify[antlr4_13_2]'")
             timer = threading.Timer(deadline, self.child.kill)
             timer.start()
-            try:
-                print(json.dumps([answer.replace("$", ""), box.replace("$", "")]), file=self.child.stdin, flush=True)
-                return self.child.stdout.readline() == "True\n"  # "" once the timer has killed it
-            except OSError:
-                return False
-            finally:
-                timer.cancel()
+            with contextlib.suppress(OSError):  # (a child that died before it was asked)
+                print(json.dumps([re.sub(r"\\?\$|\\[,!]", "", text) for text in (answer, box)]), file=self.child.stdin, flush=True)
+            verdict = self.child.stdout.readline()  # "" once the timer has killed it
+            timer.cancel()
+            self.child = self.child if verdict else None
+            return verdict == "True\n"
 
 grader = SymbolicGrader()
 
@@ -301,7 +300,7 @@ def countdown_problems(test, n_test=1000, n_train=10000):
             sign, join = draw.choice(list(OPERATORS.values())[:4 if b else 3])
             terms.append((join(a, b), f"({left} {sign} {right})"))
         value, expression = terms[0]
-        if value.denominator == 1 and 10 <= value <= 99:
+        if value.denominator == 1 and 10 <= value <= 99 and value not in numbers:
             problems.setdefault((*sorted(numbers), value), countdown_problem(numbers, int(value), expression[1:-1]))
     return list(problems.values())[:n_test] if test else list(problems.values())[n_test:]
 
@@ -748,6 +747,7 @@ class Run:
     def start(self):
         """Stores the config; on --resume finds the newest checkpoint (0, None if there is none) and drops what was logged after it."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.folder / "final", ignore_errors=True)  # that of a shorter run; its last checkpoint has the same weights
         self.step, self.newest = ([(0, None)] + list(self.resumable().items()))[-1]
         files = {"config.json": json.dumps({**asdict(self.config), "resume": False}, indent=1), **{
             name: "".join(json.dumps(row) + "\n" for row in self.read(name) if row["step"] <= self.step and self.newest)
