@@ -17,8 +17,7 @@ Departures from the paper and its released code
     3. Old log-probs come from the training forward pass before the first update, not from the sampler: the two then agree in bf16.
     4. `lambda_jun` (3.4, 0 in the paper) weighs a KL on the tokens that the junior wrote: here the unbiased k3 estimate of KL(junior || senior).
     5. Advantages use the unbiased standard deviation plus 1e-6, as in verl; equal rewards give exactly 0.
-    6. The paper trains for 2 epochs, its best checkpoints are at steps 120-200: `steps` is 200. Warm-up, betas and weight decay are not given;
-       they are its trainer's defaults (none, 0.9 and 0.999, 0.01).
+    6. The paper trains for 2 epochs, its best checkpoints are at steps 120-200: `steps` is 200. Warm-up, betas and weight decay are its trainer's.
 
 Run it
     python tandem.py                                    # the built-in toy world, tandem against vanilla GRPO; minutes on a laptop's CPU
@@ -44,7 +43,6 @@ HERE = Path(__file__).resolve().parent
 
 class UserError(Exception):
     """A mistake of the user's: shown as one line, exit status 2, no traceback."""
-
 
 # ------------------------------------- 1. Config: the paper's values are the defaults -------------------------------------
 @dataclass
@@ -105,7 +103,7 @@ class Config(GRPOConfig):
     eval_temperature: float = 0.7  # sampling in evaluation
     eval_top_p: float = 0.8  # likewise
     eval_top_k: int = 20  # likewise; 0: all
-    handoff_eval: bool = False  # at the start and at the end, also evaluate senior and junior in turns
+    handoff_eval: bool = False  # also evaluate senior and junior in turns
     habit: str = ""  # a regular expression; the share of the lines of reasoning it matches is logged (GSM8K's marks: '<<.*?>>')
     compare_vanilla: bool = False  # train the vanilla GRPO control first (same settings, --prob-senior 1, in OUT-vanilla)
 
@@ -171,7 +169,6 @@ def fail(message, status=2):
 def stream(*path):
     """A seed of its own for every purpose: the same path gives the same 63 bits on every machine."""
     return random.Random("/".join(map(str, path))).getrandbits(63)
-
 
 # ------------------------------------- 2. Problems and verifier -------------------------------------
 @dataclass
@@ -340,7 +337,6 @@ def encode_prompt(tokenizer, text):
                                          enable_thinking=False)  # (Qwen3's switch; other templates ignore it)
     return tokenizer(chat, add_special_tokens=False).input_ids  # the template has written them already
 
-
 # ------------------------------------- 3. Models -------------------------------------
 def pick_device(device, dtype):
     """(torch.device, torch.dtype) for --device and --dtype. Raises UserError for a device that this machine lacks."""
@@ -388,7 +384,6 @@ def stop_ids(model, tokenizer=None):
     listed = [*(listed if isinstance(listed, (list, tuple)) else [listed]), tokenizer and tokenizer.eos_token_id]
     return sorted({i for i in listed if i is not None})
 
-
 # ------------------------------------- 4. Rollout (paper 3.1, 3.2) -------------------------------------
 def token_texts(tokenizer, vocab_size):
     """What each id adds to a text, V strings; decoded behind an anchor, since some tokenizers strip a text's first space."""
@@ -417,7 +412,6 @@ class Schedule:
 
     @classmethod
     def of(cls, tokenizer, vocab_size, name="word", prob_senior=0.5, max_gap=32, alternate=False):
-        """The schedules `word` (the paper's), `token` and `step` (hand over after a blank line, however it is tokenised)."""
         never = torch.zeros(vocab_size, dtype=torch.bool)
         if name == "step":
             texts = token_texts(tokenizer, vocab_size)
@@ -442,32 +436,34 @@ class Reader:
     they would of a transformers cache."""
     BLOCK = 256  # the cache grows by so many slots at a time
 
-    def __init__(self, model, vocab_size):
+    def __init__(self, model, vocab_size, rows):
         self.decoder, self.head, self.vocab_size = model.get_decoder(), model.get_output_embeddings(), vocab_size
         self.argument = "cache" if "cache" in inspect.signature(self.decoder.forward).parameters else "past_key_values"
-        self.keys, self.values, self.seen = {}, {}, 0  # by layer [R, heads, slots, head size]; tokens read of each row [R]
+        self.keys, self.values, self.seen = {}, {}, torch.zeros(rows, dtype=torch.long, device=model.device)  # by layer [rows, heads, slots, size]; tokens read
 
-    def read(self, tokens, upto):
-        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V]."""
-        count = upto - self.seen
+    def read(self, tokens, upto, rows=None):
+        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V]. With `rows`, only
+        those of the cache's rows are meant: R is their number."""
+        self.rows = torch.arange(len(upto), device=upto.device) if rows is None else rows
+        count = upto - self.seen[self.rows]
         self.positions = (upto - count)[:, None] + torch.arange(int(count.max()), device=upto.device)  # [R, Q]
         self.span = int(self.positions.max()) + 1
         mask = torch.arange(self.span, device=upto.device) <= self.positions[:, None, :, None]  # [R, 1, Q, span]: own slot and those before
         hidden = self.decoder(input_ids=tokens.gather(1, self.positions), position_ids=self.positions, attention_mask=mask, use_cache=True,
                               **{self.argument: self}).last_hidden_state  # [R, Q, D]
-        self.seen = upto
+        self.seen[self.rows] = upto
         last = hidden[torch.arange(len(count), device=upto.device), count - 1]  # [R, D]; padding stands behind each row's last token
         return self.head(last)[:, :self.vocab_size].float()
 
     def update(self, key, value, layer, *_, **__):
         """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns all slots up to the last."""
-        row = torch.arange(key.size(0), device=key.device)[:, None]
         for store, new in ((self.keys, key), (self.values, value)):
-            old = store.get(layer, new[:, :, :0])
+            old = store.get(layer, new.new_zeros(len(self.seen), new.size(1), 0, new.size(3)))
             if self.span > old.size(2):  # grown by zeros, not by empty memory: a masked NaN is still a NaN
                 store[layer] = F.pad(old, (0, 0, 0, max(self.span - old.size(2), self.BLOCK)))
-            store[layer][row, :, self.positions] = new.transpose(1, 2)
-        return self.keys[layer][:, :, :self.span], self.values[layer][:, :, :self.span]
+            store[layer][self.rows[:, None], :, self.positions] = new.transpose(1, 2)
+        everyone = len(self.rows) == len(self.seen)  # (then a view will do)
+        return [x[layer][:, :, :self.span] if everyone else x[layer][self.rows, :, :self.span] for x in (self.keys, self.values)]
 
     get_seq_length = lambda self, *_: 0  # (older transformers ask, and do not use it: positions and masks are given)
 
@@ -506,13 +502,13 @@ class Rollout:
 
 @torch.no_grad()
 def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedule=None, temperature=1.0, top_k=0, top_p=1.0, stops=None,
-            vocab_size=None, max_rows=0, seed=0):
+            vocab_size=None, max_rows=0, max_turns=sys.maxsize, seed=0):
     """Writes `group_size` completions of each of P prompts (lists of ids), senior and junior in turns (paper 3.1, 3.2).
 
     schedule: when the author changes; None, or prob_senior 1: the senior alone, and `junior` is not run. stops: ids that end a completion
     (default: all of the senior's generation config, which has no other influence). vocab_size: ids from there on are never sampled.
-    max_rows: sequences decoded at a time, 0: all; the result does not depend on it. Temperature 0 is greedy. Returns a Rollout of
-    N = P * group_size rows, a prompt's side by side, as long as the longest.
+    max_rows: sequences decoded at a time, 0: all; the result does not depend on it. max_turns: a completion is cut where another turn would
+    begin. Temperature 0 is greedy. Returns a Rollout of N = P * group_size rows, a prompt's side by side, as long as the longest.
     """
     n, device = len(prompts) * group_size, senior.device
     solo = schedule is None or (schedule.prob_senior == 1 and not schedule.alternate)
@@ -530,46 +526,56 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     for start in range(0, len(prompts), at_a_time):
         some = prompts[start:start + at_a_time]
         rows = torch.arange(start * group_size, (start + len(some)) * group_size, device=device)
-        readers = [Reader(model.eval(), vocab_size or senior.config.vocab_size) for model in models]
-        write(out, rows, readers, some, None if solo else schedule, (temperature, top_k, top_p), stops, uniform, coins)
+        readers = [Reader(model.eval(), vocab_size or senior.config.vocab_size, len(some)) for model in models]
+        write(out, rows, readers, some, None if solo else schedule, (temperature, top_k, top_p), stops, uniform, coins, max_turns)
     for model, mode in zip(models, modes):
         model.train(mode)
     longest = int(out.lengths.max())
     return replace(out, ids=out.ids[:, :longest], senior_mask=out.senior_mask[:, :longest], logprobs=out.logprobs[:, :longest])
 
-def write(out, row, readers, prompts, schedule, sampling, stops, uniform, coins):
+def write(out, row, readers, prompts, schedule, sampling, stops, uniform, coins, max_turns):
     """Writes the rows `row` [R] of `out`, token by token. The state of each row moves with it when finished rows leave the batch."""
-    upto = torch.tensor([len(p) for p in prompts], device=row.device)  # [P], soon [R]: the length of prompt and completion so far
-    tokens = padded(prompts, int(upto.max()) + uniform.size(1), row.device)  # [P, L], soon [R, L]
+    start = torch.tensor([len(p) for p in prompts], device=row.device)  # [P], soon [R]
+    tokens = padded(prompts, int(start.max()) + uniform.size(1), row.device)  # [P, L], soon [R, L]
     group = torch.arange(len(prompts), device=row.device).repeat_interleave(len(row) // len(prompts))
-    logits = [reader.read(tokens, upto)[group] for reader in readers]  # each prompt is read once ...
-    for reader in readers:
-        reader.select(group)  # ... and its cache repeated for the group
-    tokens, upto = tokens[group], upto[group]
+    for reader in readers:  # each prompt is read once, up to its last token, and the cache repeated for the group
+        if start.max() > 1:
+            reader.read(tokens, start - 1)
+        reader.select(group)
+    tokens, start = tokens[group], start[group]
+    upto, gap, turn = start, torch.zeros_like(row), torch.ones_like(row)
     author = torch.ones_like(row, dtype=torch.bool) if schedule is None or schedule.alternate else coins[row, 0]
-    gap, half = torch.zeros_like(row), torch.zeros_like(author)
-    for t in range(uniform.size(1)):
-        proposal = logits[0] if len(readers) == 1 else torch.where(author[:, None], *logits)  # [R, V]: the author's
-        token, logprob = sample(proposal, uniform[row, t], *sampling)
-        done = torch.isin(token, stops)
-        out.ids[row, t], out.senior_mask[row, t], out.logprobs[row, t], out.lengths[row], out.finished[row] = token, author, logprob, t + 1, done
-        tokens.scatter_(1, upto[:, None], token[:, None])
-        upto = upto + 1
+    half = torch.zeros_like(author)
+    while len(row):
+        now = torch.arange(len(row), device=row.device)  # the rows that go on now
+        if len(readers) == 1:
+            logits = readers[0].read(tokens, upto)  # [R, V]
+        elif not schedule.alternate:  # both models read every token (paper 3.1), and the author's proposal counts
+            logits = torch.where(author[:, None], *(reader.read(tokens, upto) for reader in readers))
+        else:  # long turns: the model with more rows to write reads what the other one wrote, and writes; the other rows wait
+            senior_writes = bool(2 * author.sum() >= len(row))
+            now = (author == senior_writes).nonzero()[:, 0]
+            logits = readers[0 if senior_writes else 1].read(tokens[now], upto[now], now)
+        r, t = row[now], (upto - start)[now]
+        token, logprob = sample(logits, uniform[r, t], *sampling)
+        out.ids[r, t], out.senior_mask[r, t], out.logprobs[r, t], out.lengths[r] = token, author[now], logprob, t + 1
+        out.finished[r] = torch.isin(token, stops)
+        tokens[now, upto[now]] = token
+        upto = upto.index_add(0, now, torch.ones_like(now))
         if schedule is not None:
-            author, gap, half = schedule.after(token, author, gap, half, coins[row, t + 1])
-        if done.any():
-            keep = (~done).nonzero()[:, 0]
-            row, author, gap, half, tokens, upto = (x[keep] for x in (row, author, gap, half, tokens, upto))
+            before = author[now]
+            author[now], gap[now], half[now] = schedule.after(token, before, gap[now], half[now], coins[r, t + 1])
+            turn[now] += author[now] != before
+        open_rows = ~out.finished[row] & (upto - start < uniform.size(1)) & (turn <= max_turns)
+        if not open_rows.all():
+            keep = open_rows.nonzero()[:, 0]
+            row, author, gap, half, turn, tokens, start, upto = (x[keep] for x in (row, author, gap, half, turn, tokens, start, upto))
             for reader in readers:
                 reader.select(keep)
-        if len(row) == 0 or t + 1 == uniform.size(1):
-            return
-        logits = [reader.read(tokens, upto) for reader in readers]  # both read the shared history, whoever wrote it (paper 3.1)
 
 def padded(lists, width, device):
     """Lists of ids as one tensor [len(lists), width], padded with 0 on the right."""
     return torch.tensor([list(ids) + [0] * (width - len(ids)) for ids in lists], dtype=torch.long, device=device)
-
 
 # ------------------------------------- 5. Rewards and advantages (paper 3.3) -------------------------------------
 def completion_texts(tokenizer, rolled):
@@ -588,11 +594,8 @@ def group_advantages(rewards, group_size, eps=1e-6):
         raise ValueError(f"{rewards.numel()} rewards do not make groups of {group_size} (at least 2)")
     groups = rewards.view(-1, group_size)  # [P, G]
     advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + eps)
-    return torch.where(no_signal(groups)[:, None], 0.0, advantages).view(-1)  # (else rounding residue is divided by almost nothing)
-
-def no_signal(groups):  # [P] bool: all rewards of the group are equal
-    return (groups == groups[:, :1]).all(1)
-
+    equal = (groups == groups[:, :1]).all(1, keepdim=True)  # (else rounding residue is divided by almost nothing)
+    return torch.where(equal, 0.0, advantages).view(-1)
 
 # ------------------------------------- 6. Log-probs and loss (paper 3.3, 3.4) -------------------------------------
 def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size=None, entropy=False, slice_tokens=1024):
@@ -677,8 +680,7 @@ class Batch:
 
 def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None, advantage_eps=1e-6, dtype=torch.float32):
     """All optimiser steps over one rollout batch (paper 3.3); returns their metrics. The weights are fp32 whatever the `dtype` of the arithmetic:
-    at lr 1e-6 the update of a bf16 weight would round away. With several steps a batch (the paper takes two) the old log-probs are frozen
-    before the first; with one, old and new are the same."""
+    at lr 1e-6 the update of a bf16 weight would round away. With several steps (the paper takes two) old log-probs are frozen before the first."""
     n, per_update, lambda_jun = len(batch.prompts), config.prompts_per_update * config.group_size, getattr(config, "lambda_jun", 0.0)
     totals = [len(prompt) + length for prompt, length in zip(batch.prompts, batch.lengths.tolist())]
     advantages = group_advantages(batch.rewards, config.group_size, advantage_eps).to(model.device)
@@ -719,7 +721,7 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
         optimizer.zero_grad()
     model.eval()
     tokens = max(sums.pop("tokens"), 1)
-    return {"reward": batch.rewards.mean().item(), "no_signal": no_signal(batch.rewards.view(-1, config.group_size)).float().mean().item(),
+    return {"reward": batch.rewards.mean().item(), "no_signal": (advantages.view(-1, config.group_size) == 0).all(1).float().mean().item(),
             "loss": sums.pop("loss") / len(norms), **{name: value / tokens for name, value in sums.items()},
             "grad_norm": sum(norms) / len(norms), "lr": lr}
 
@@ -730,7 +732,6 @@ def token_sums(logp, old, ref, advantages, mask, entropy, clip_eps):
     if ref is not None:
         sums["kl"] = k3(logp[mask], ref[mask]).sum()
     return {name: value.item() for name, value in sums.items()}
-
 
 # ------------------------------------- 7. Training loop -------------------------------------
 class Run:
@@ -888,11 +889,11 @@ class Tandem:
         return metrics, samples
 
     def evaluate(self, step):
-        """The senior alone on held-out problems; with --handoff-eval, at the start and at the end, also the junior, and the two in turns."""
+        """The senior alone on held-out problems; with --handoff-eval also senior and junior in turns, and at the start the junior."""
         c, out, k, arms = self.config, {}, self.config.eval_samples, {"solo": (self.senior, None)}
-        if c.handoff_eval and step in (0, c.steps):
+        if c.handoff_eval:
             arms.update(word=(self.senior, self.schedule_of("word")), step=(self.senior, self.schedule_of("step", alternate=True)),
-                        junior=(self.junior, None))
+                        **({} if step else {"junior": (self.junior, None)}))
         for name, (senior, schedule) in arms.items():
             rolled = rollout(senior, self.junior, [ids for _, ids in self.held_out], group_size=k, schedule=schedule, top_k=c.eval_top_k,
                              temperature=c.eval_temperature, top_p=c.eval_top_p, max_rows=c.max_rows or 512, seed=stream(c.seed, "eval", step),
@@ -916,7 +917,6 @@ class Tandem:
 def printable(text):
     """Model text is data: control characters (a terminal's escape codes) are shown as `\\x1b`, not obeyed."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: f"\\x{ord(m[0]):02x}", text)
-
 
 # ------------------------------------- 8. Command line -------------------------------------
 def prepare(config, tokenizer):
@@ -967,7 +967,7 @@ def table(runs):
 
 def main(argv=None):
     config = parse_config(Config, PRESETS, sys.argv[1:] if argv is None else argv, "Tandem Reinforcement Learning (arXiv 2606.28166)")
-    arms, runs = {"tandem" if config.prob_senior < 1 else "vanilla GRPO": config}, {}
+    arms, runs = {"tandem" if config.prob_senior < 1 else "KL-Reg" if config.kl_coef else "vanilla GRPO": config}, {}
     if config.compare_vanilla:
         control = replace(config, prob_senior=1.0, lambda_jun=0.0, compare_vanilla=False, show=0, out=config.out + "-vanilla")
         arms = {"vanilla GRPO": replace(control, resume=config.resume and Path(control.out).is_dir()), **arms}
@@ -978,8 +978,8 @@ def main(argv=None):
         if runs[name] is None:
             return 130
     if config.eval_every:
-        print(f"\n{table(runs)}\n\nsolo: share of the held-out problems solved alone; hand-off: solved by senior and junior in turns, handing over "
-              "after a\nword or after a step; habit: share of the lines of reasoning, alone, in which --habit is found\n")
+        print(f"\n{table(runs)}\n\nsolo: share of the held-out problems solved alone; hand-off: solved by senior and junior in turns, changing after a\n"
+              "word or after a step; habit: share of the lines of reasoning, alone, in which --habit is found\n")
     for arm in arms.values():
         print(f"{arm.out}/: final/ is the trained model, metrics.jsonl has a line a step, samples.jsonl has texts and who wrote which token")
 
