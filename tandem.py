@@ -5,9 +5,8 @@ from. So let two models write every rollout together. A trainable *senior* and a
 the verifier scores what the pair wrote; and the ordinary GRPO loss falls on the senior's own tokens only. Whatever the junior cannot
 continue earns less, so the senior keeps its strength and stays easy to take over from, close to the junior, and legible to it.
 
-The order of the file is the order of the algorithm. Letters: P prompts, G completions of each, N = P * G sequences, T completion positions
-(right-padded), V vocabulary, D hidden size, R rows being decoded. With `--prob-senior 1` the junior never writes, none is run, and this
-file *is* vanilla GRPO.
+With `--prob-senior 1` the junior never writes, none is run, and this file *is* vanilla GRPO. Letters: P prompts, G completions of each,
+N = P * G sequences, T completion positions (right-padded), V vocabulary, D hidden size, R rows being decoded.
 
 Departures from the paper and its released code
     1. One GPU and plain PyTorch instead of two GPUs and patched vLLM. Both models read every token, but only the author's distribution is
@@ -24,10 +23,9 @@ Run it
     python tandem.py --preset gsm8k                     # Qwen3-0.6B on GSM8K, one GPU
     python tandem.py --preset gsm8k --prob-senior 1 --out runs/vanilla                      # the vanilla GRPO control
     python tandem.py --preset gsm8k --prob-senior 1 --kl-coef 0.001 --out runs/kl-reg       # the KL-Reg control
-    python tandem.py --out runs/gsm8k --resume          # go on after a stop, bit for bit
 """
 import argparse, ast, contextlib, copy, functools, inspect, itertools, json, math, operator, os, random, re, shutil, signal, subprocess, sys, threading, time
-from collections import Counter
+from collections import Counter, namedtuple
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -76,7 +74,6 @@ class GRPOConfig:
     show: int = 0  # samples shown in the terminal at each evaluation
 
     def check(self):
-        """Raises UserError that names the setting which is out of range, or the settings that contradict each other."""
         for f in fields(self):
             value, (low, high) = getattr(self, f.name), RANGES.get(f.name, (0, math.inf))
             if f.type in (int, float) and not (low <= value <= high and math.isfinite(value)):
@@ -127,7 +124,7 @@ PRESETS = {
     "paper": {},  # 2 x A100 80 GB in the paper
     "gsm8k": dict(model="Qwen/Qwen3-0.6B", data="gsm8k", eval_data="gsm8k-test", eval_problems=200, max_prompt_tokens=512,
                   max_new_tokens=512, out="runs/gsm8k"),
-    # A Qwen3 of 0.3 M parameters whose habit is a jargon: the setting of arXiv 2510.13551. Two CPU cores, about two minutes.
+    # A Qwen3 of 0.3 M parameters whose habit is a jargon: the setting of arXiv 2510.13551
     "toy": dict(model=str(HERE / "tests/toy/senior"), junior=str(HERE / "tests/toy/junior"), data=str(HERE / "tests/toy/train.jsonl"),
                 eval_data=str(HERE / "tests/toy/eval.jsonl"), prompt_suffix="", prompts_per_step=9, prompts_per_update=9, group_size=16,
                 max_new_tokens=44, temperature=1.0, lr=3e-4, warmup_steps=5, beta2=0.99, weight_decay=0.0, steps=60, eval_problems=100,
@@ -151,7 +148,7 @@ def parse_config(config_class, presets, argv, description):
     given = vars(parser.parse_args(argv))
     given = {**presets[given.pop("preset", "paper" if argv else "toy")], **given}
     config = config_class(**given)
-    if config.resume:
+    if getattr(config, "resume", False):
         stored, free = Path(config.out) / "config.json", {"steps", "show", "resume", "out", "device", "save_every"}  # how far, where, how visibly
         if not stored.is_file():
             raise UserError(f"--resume: there is no run in {config.out} (no config.json)")
@@ -184,29 +181,34 @@ HUB = {  # name -> (hub path, configuration, split)
     "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", "default", "train"),
 }
 FILES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-QUESTIONS, ANSWERS = ("question", "problem", "prompt", "input"), ("answer", "target", "solution")  # column names, in any case
+QUESTIONS, ANSWERS = ("question", "problem", "prompt", "input"), ("answer", "final_answer", "target", "solution")  # column names, in any case
 
-def load_problems(name):
-    """(list of Problem, number of rows skipped for want of a question or an answer) of a named set or a local file. Raises UserError."""
+NEEDED = f"a question column ({'/'.join(QUESTIONS)}) and an answer column ({'/'.join(ANSWERS)})"
+
+def load_rows(name):
+    """The rows of a named set or of a local file. Raises UserError for what is not there or not readable."""
     import datasets  # (here, since it takes a second)
-    needed = f"a question column ({'/'.join(QUESTIONS)}) and an answer column ({'/'.join(ANSWERS)})"
-    if name in ("countdown", "countdown-test"):
-        return countdown_problems(test=name.endswith("-test")), 0
     if name not in HUB and not (Path(name).suffix in FILES and Path(name).is_file()):
-        raise UserError(f"no data {name!r}: name {', '.join(HUB)}, countdown, countdown-test, or an existing {', '.join(FILES)} file with {needed}")
+        raise UserError(f"no data {name!r}: name {', '.join(HUB)}, countdown, countdown-test, or an existing {', '.join(FILES)} file with {NEEDED}")
     datasets.disable_progress_bars()
     try:
         path, configuration, split = HUB.get(name, (FILES.get(Path(name).suffix), None, "train"))
-        rows = datasets.load_dataset(path, configuration, split=split, data_files=None if name in HUB else name)
+        return datasets.load_dataset(path, configuration, split=split, data_files=None if name in HUB else name)
     except Exception as error:  # datasets has a different class for every way in which a file can be broken
         cause = error.__cause__ or error
-        raise UserError(f"{name}: could not be read ({type(cause).__name__}: {str(cause)[:200]}); a local file works as well, with {needed}") from None
+        raise UserError(f"{name}: could not be read ({type(cause).__name__}: {str(cause)[:200]}); a local file works as well, with {NEEDED}") from None
+
+def load_problems(name):
+    """(list of Problem, number of rows skipped for want of a question or an answer) of a named set or a local file. Raises UserError."""
+    if name in ("countdown", "countdown-test"):
+        return countdown_problems(test=name.endswith("-test")), 0
+    rows = load_rows(name)
     columns = {c.lower(): c for c in rows.column_names}
     questions, answers, body, worked = ([columns[c] for c in names if c in columns] for names in (QUESTIONS, ANSWERS, ["body"], ["solution"]))
     if {"nums", "target"} <= columns.keys():  # Countdown as it is published
         return [countdown_problem(row[columns["nums"]], row[columns["target"]]) for row in rows], 0
     if not (questions and answers):
-        raise UserError(f"{name}: needs {needed}; it has {', '.join(rows.column_names) or 'no rows'}")
+        raise UserError(f"{name}: needs {NEEDED}; it has {', '.join(rows.column_names) or 'no rows'}")
     problems = []
     for row in rows:
         parts = [row[c] for c in body + questions[:1]]  # (SVAMP keeps the story in a column of its own, `Body`)
@@ -219,6 +221,7 @@ def load_problems(name):
 
 def final_answer(value):
     """The final answer in a column's value, or None: after GSM8K's `####`, in the last box, or the value itself if it is short."""
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if not isinstance(value, (str, int, float)) or value != value:  # (NaN)
         return None
     text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
@@ -244,8 +247,6 @@ class SymbolicGrader:
     interrupts: a timer kills the child, and the next answer starts a new one. Only the LaTeX parser is used; the other one calls `eval`."""
     CHILD = """if True:
         import contextlib, json, logging, sys
-        with contextlib.suppress(ImportError, ValueError, OSError):  # Windows has no such limit
-            import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))  # bytes
         logging.disable(logging.CRITICAL)
         from math_verify import LatexExtractionConfig, parse, verify
         print("ready", flush=True)
@@ -361,8 +362,8 @@ def from_pretrained(kind, name, **settings):
 load_tokenizer = functools.partial(from_pretrained, transformers.AutoTokenizer)
 
 def load_model(name, device, dtype):
-    """A causal language model, safetensors only, in eval mode. Raises UserError for one that this file would get wrong: the rollout's cache
-    knows full attention only, and log-probs are taken by the plain output head."""
+    """A causal language model, safetensors only, in eval mode. Raises UserError for one that this file would get wrong: its cache knows full
+    attention only, and log-probs are taken by the plain output head."""
     model = from_pretrained(transformers.AutoModelForCausalLM, name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True)
     plain = set(getattr(model.config, "layer_types", None) or []) <= {"full_attention"} and all(
         getattr(model.config, scale, None) in (None, 1.0) for scale in ("final_logit_softcapping", "logit_scale", "logits_scaling"))
@@ -382,7 +383,8 @@ def stop_ids(model, tokenizer=None):
     """Every id that ends an answer: all of the generation config's, and the tokenizer's."""
     listed = model.generation_config.eos_token_id
     listed = [*(listed if isinstance(listed, (list, tuple)) else [listed]), tokenizer and tokenizer.eos_token_id]
-    return sorted({i for i in listed if i is not None})
+    return sorted(set(listed) - {None})
+
 
 # ------------------------------------- 4. Rollout (paper 3.1, 3.2) -------------------------------------
 def token_texts(tokenizer, vocab_size):
@@ -439,7 +441,8 @@ class Reader:
     def __init__(self, model, vocab_size, rows):
         self.decoder, self.head, self.vocab_size = model.get_decoder(), model.get_output_embeddings(), vocab_size
         self.argument = "cache" if "cache" in inspect.signature(self.decoder.forward).parameters else "past_key_values"
-        self.keys, self.values, self.seen = {}, {}, torch.zeros(rows, dtype=torch.long, device=model.device)  # by layer [rows, heads, slots, size]; tokens read
+        self.keys, self.values = {}, {}  # by layer [rows, heads, slots, head size]
+        self.seen = torch.zeros(rows, dtype=torch.long, device=model.device)  # tokens read of each row
 
     def read(self, tokens, upto, rows=None):
         """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V]. With `rows`, only
@@ -598,6 +601,17 @@ def group_advantages(rewards, group_size, eps=1e-6):
     return torch.where(equal, 0.0, advantages).view(-1)
 
 # ------------------------------------- 6. Log-probs and loss (paper 3.3, 3.4) -------------------------------------
+def completion_hidden(model, prompts, ids, lengths):
+    """(hidden states [M, D] that predict the M completion tokens, their row [M], their column [M]); arguments as in completion_logprobs."""
+    ids, lengths = ids.to(model.device), lengths.to(model.device)
+    prompts = [prompt for prompt in prompts for _ in range(len(ids) // len(prompts))]
+    starts = torch.tensor([len(p) for p in prompts], device=model.device)
+    whole = padded(prompts, int((starts + lengths).max()), model.device)  # [N, L]: prompt, completion, padding
+    row, col = real_tokens(ids, lengths).nonzero(as_tuple=True)
+    whole[row, starts[row] + col] = ids[row, col]
+    hidden = model.get_decoder()(input_ids=whole, use_cache=False).last_hidden_state  # [N, L, D]; causal: padding on the right is never seen
+    return hidden[row, starts[row] + col - 1], row, col  # the shift by one: a token is predicted from the position before it
+
 def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size=None, entropy=False, slice_tokens=1024):
     """Log-probs of completion ids [N, T] at the sampling temperature, 0 on padding, differentiable: [N, T].
 
@@ -605,16 +619,10 @@ def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size
     in slices that are recomputed in backward: the logits of the whole batch never exist at once. With `entropy`, returns also the
     distributions' entropies in nats, without gradient: ([N, T], [N, T]).
     """
-    ids, lengths = ids.to(model.device), lengths.to(model.device)
-    prompts = [prompt for prompt in prompts for _ in range(len(ids) // len(prompts))]
-    starts = torch.tensor([len(p) for p in prompts], device=model.device)
-    whole = padded(prompts, int((starts + lengths).max()), model.device)  # [N, L]: prompt, completion, padding
-    row, col = real_tokens(ids, lengths).nonzero(as_tuple=True)  # the M completion tokens
-    whole[row, starts[row] + col] = ids[row, col]
-    hidden = model.get_decoder()(input_ids=whole, use_cache=False).last_hidden_state  # [N, L, D]; causal: padding on the right is never seen
-    hidden = hidden[row, starts[row] + col - 1]  # [M, D]; the shift by one: a token is predicted from the position before it
-    parts = [checkpoint(slice_logprobs, model.get_output_embeddings(), hidden[some], ids[row, col][some], temperature, vocab_size, entropy,
-                        use_reentrant=False) for some in torch.arange(len(row), device=model.device).split(slice_tokens)]
+    hidden, row, col = completion_hidden(model, prompts, ids, lengths)
+    head, targets = model.get_output_embeddings(), ids.to(model.device)[row, col]
+    parts = [checkpoint(slice_logprobs, head, hidden[i:i + slice_tokens], targets[i:i + slice_tokens], temperature, vocab_size, entropy,
+                        use_reentrant=False) for i in range(0, len(row), slice_tokens)]
     out = [torch.zeros(ids.shape, device=model.device).index_put((row, col), torch.cat(part)) for part in zip(*parts)]
     return tuple(out) if entropy else out[0]
 
@@ -667,16 +675,8 @@ def micro_batches(rows, totals, budget):
             batches.append([i])
     return batches
 
-@dataclass
-class Batch:
-    """A scored rollout, what is logged of it, and samples to be kept (dicts)."""
-    prompts: list  # N lists of ids
-    ids: torch.Tensor  # [N, T]
-    lengths: torch.Tensor  # [N]
-    mask: torch.Tensor  # [N, T] bool: where the loss falls
-    rewards: torch.Tensor  # [N]
-    metrics: dict
-    samples: list
+# A scored rollout: prompts (N lists of ids), ids [N, T], lengths [N], mask [N, T] bool (where the loss falls), rewards [N]; what is logged and kept
+Batch = namedtuple("Batch", "prompts ids lengths mask rewards metrics samples")
 
 def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None, advantage_eps=1e-6, dtype=torch.float32):
     """All optimiser steps over one rollout batch (paper 3.3); returns their metrics. The weights are fp32 whatever the `dtype` of the arithmetic:
@@ -728,9 +728,8 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
 def token_sums(logp, old, ref, advantages, mask, entropy, clip_eps):
     """Sums over the loss's tokens: their number, ratio, how many lost their gradient to the clip, entropy, and KL to the reference."""
     ratio, sign = torch.exp((logp - old)[mask]), advantages[:, None].expand_as(mask)[mask].sign()
-    sums = {"tokens": mask.sum(), "ratio": ratio.sum(), "clipped": ((ratio - 1) * sign > clip_eps).sum(), "entropy": entropy[mask].sum()}
-    if ref is not None:
-        sums["kl"] = k3(logp[mask], ref[mask]).sum()
+    sums = {"tokens": mask.sum(), "ratio": ratio.sum(), "clipped": ((ratio - 1) * sign > clip_eps).sum(), "entropy": entropy[mask].sum(),
+            **({} if ref is None else {"kl": k3(logp[mask], ref[mask]).sum()})}
     return {name: value.item() for name, value in sums.items()}
 
 # ------------------------------------- 7. Training loop -------------------------------------
@@ -763,7 +762,7 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def log(self, name, rows):
-        with open(self.folder / name, "a", encoding="utf-8") as file:
+        with open(self.folder / name, "a", encoding="utf-8") as file:  # closed, so flushed
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def save(self, name, model, tokenizer, state=None):
@@ -834,9 +833,9 @@ def readable(metrics):
     return " | ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in metrics.items())
 
 def peak_memory_gb(device):
-    if device.type == "cuda":  # the GPU's, as PyTorch counts it; else this process's
+    if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
-    import resource  # (not on Windows)
+    import resource  # (here, since Windows has none)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 def pass_at_k(n, c, k):
@@ -908,8 +907,8 @@ class Tandem:
 
     def coloured(self, sample):
         """A sample with its authors: in a terminal the senior's tokens blue and the junior's yellow, elsewhere the junior's in «»."""
-        tty, text = sys.stdout.isatty() and "NO_COLOR" not in os.environ, ""
-        marks = {"s": ("\033[96m", "\033[0m"), "j": ("\033[93m", "\033[0m")} if tty else {"s": ("", ""), "j": ("«", "»")}
+        colours, text = {"s": ("\033[96m", "\033[0m"), "j": ("\033[93m", "\033[0m")}, ""
+        marks = colours if sys.stdout.isatty() and "NO_COLOR" not in os.environ else {"s": ("", ""), "j": ("«", "»")}
         for author, pairs in itertools.groupby(zip(sample["author"], sample["ids"]), key=operator.itemgetter(0)):
             text += printable(self.tokenizer.decode([i for _, i in pairs], clean_up_tokenization_spaces=False)).join(marks[author])
         return f"{printable(sample['prompt'])}\n{text}\n--- reward {sample['reward']:.0f}, answer {printable(sample['answer'])}"
@@ -965,22 +964,25 @@ def table(runs):
     cells = [["", *columns]] + [[name] + [f"{m[key]:.3f}" if key in m else "" for key in columns.values()] for name, m in lines.items() if m]
     return "\n".join(f"{row[0]:<27}" + "".join(f"{cell:>15}" for cell in row[1:]) for row in cells)
 
+def arm_name(config):
+    return "tandem" if config.prob_senior < 1 else "KL-Reg" if config.kl_coef else "vanilla GRPO"
+
 def main(argv=None):
     config = parse_config(Config, PRESETS, sys.argv[1:] if argv is None else argv, "Tandem Reinforcement Learning (arXiv 2606.28166)")
-    arms, runs = {"tandem" if config.prob_senior < 1 else "KL-Reg" if config.kl_coef else "vanilla GRPO": config}, {}
+    arms, runs = [config], {}
     if config.compare_vanilla:
         control = replace(config, prob_senior=1.0, lambda_jun=0.0, compare_vanilla=False, show=0, out=config.out + "-vanilla")
-        arms = {"vanilla GRPO": replace(control, resume=config.resume and Path(control.out).is_dir()), **arms}
-    for arm in arms.values():
+        arms.insert(0, replace(control, resume=config.resume and Path(control.out).is_dir()))
+    for arm in arms:
         Run(arm)  # refuses a folder that is taken, before time is spent on the first arm
-    for name, arm in arms.items():
-        runs[name] = train(arm)
-        if runs[name] is None:
+    for arm in arms:
+        if (rows := train(arm)) is None:
             return 130
+        runs[arm_name(arm)] = rows
     if config.eval_every:
         print(f"\n{table(runs)}\n\nsolo: share of the held-out problems solved alone; hand-off: solved by senior and junior in turns, changing after a\n"
               "word or after a step; habit: share of the lines of reasoning, alone, in which --habit is found\n")
-    for arm in arms.values():
+    for arm in arms:
         print(f"{arm.out}/: final/ is the trained model, metrics.jsonl has a line a step, samples.jsonl has texts and who wrote which token")
 
 def run_main(entry):
