@@ -31,7 +31,6 @@ from fractions import Fraction
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
@@ -74,12 +73,7 @@ class GRPOConfig:
     show: int = 0  # samples shown in the terminal at each evaluation
 
     def check(self):
-        for f in fields(self):
-            value, (low, high) = getattr(self, f.name), RANGES.get(f.name, (0, math.inf))
-            if f.type in (int, float) and not (low <= value <= high and math.isfinite(value)):
-                raise UserError(f"{flag(f.name)} must be a number from {low} to {high}, not {value}")
-            if f.name in CHOICES and value.split(":")[0] not in CHOICES[f.name]:
-                raise UserError(f"{flag(f.name)} must be one of {', '.join(CHOICES[f.name])}, not {value!r}")
+        check_ranges(self)
         if self.prompts_per_step % self.prompts_per_update:
             raise UserError(f"--prompts-per-update {self.prompts_per_update} does not divide --prompts-per-step {self.prompts_per_step}")
 
@@ -113,6 +107,15 @@ class Config(GRPOConfig):
         except re.error as error:
             raise UserError(f"--habit is not a regular expression: {error}") from None
 
+def check_ranges(config):
+    """Raises UserError that names a number out of its range, or a word that is none of its choices."""
+    for f in fields(config):
+        value, (low, high) = getattr(config, f.name), RANGES.get(f.name, (0, math.inf))
+        if f.type in (int, float) and not (low <= value <= high and math.isfinite(value)):
+            raise UserError(f"{flag(f.name)} must be a number from {low} to {high}, not {value}")
+        if f.name in CHOICES and value.split(":")[0] not in CHOICES[f.name]:
+            raise UserError(f"{flag(f.name)} must be one of {', '.join(CHOICES[f.name])}, not {value!r}")
+
 RANGES = {  # every other number may be anything from 0
     "group_size": (2, math.inf), "prob_senior": (1e-6, 1), "temperature": (1e-6, 100), "eval_top_p": (1e-6, 1), "beta2": (0, 1 - 1e-6),
     "max_grad_norm": (1e-6, math.inf), "clip_eps": (1e-6, math.inf), **dict.fromkeys((
@@ -132,8 +135,7 @@ PRESETS = {
                 gradient_checkpointing=False, device="cpu", show=1, out="runs/toy"),
 }
 
-def flag(name):
-    return "--" + name.replace("_", "-")
+flag = lambda name: "--" + name.replace("_", "-")
 
 def parse_config(config_class, presets, argv, description):
     """A config dataclass from the command line: explicit flags over --preset's values over the defaults; no argument at all is `--preset toy`.
@@ -191,8 +193,8 @@ def load_rows(name):
     if name not in HUB and not (Path(name).suffix in FILES and Path(name).is_file()):
         raise UserError(f"no data {name!r}: name {', '.join(HUB)}, countdown, countdown-test, or an existing {', '.join(FILES)} file with {NEEDED}")
     datasets.disable_progress_bars()
+    path, configuration, split = HUB.get(name, (FILES.get(Path(name).suffix), None, "train"))
     try:
-        path, configuration, split = HUB.get(name, (FILES.get(Path(name).suffix), None, "train"))
         return datasets.load_dataset(path, configuration, split=split, data_files=None if name in HUB else name)
     except Exception as error:  # datasets has a different class for every way in which a file can be broken
         cause = error.__cause__ or error
@@ -449,7 +451,8 @@ class Reader:
         those of the cache's rows are meant: R is their number."""
         self.rows = torch.arange(len(upto), device=upto.device) if rows is None else rows
         count = upto - self.seen[self.rows]
-        self.positions = (upto - count)[:, None] + torch.arange(int(count.max()), device=upto.device)  # [R, Q]
+        self.positions = (upto - count)[:, None] + torch.arange(int(count.max()), device=upto.device)
+        self.positions = self.positions.clamp(max=tokens.size(1) - 1)  # [R, Q]; (padding may point behind the last slot, whose token nobody reads)
         self.span = int(self.positions.max()) + 1
         mask = torch.arange(self.span, device=upto.device) <= self.positions[:, None, :, None]  # [R, 1, Q, span]: own slot and those before
         hidden = self.decoder(input_ids=tokens.gather(1, self.positions), position_ids=self.positions, attention_mask=mask, use_cache=True,
@@ -463,7 +466,7 @@ class Reader:
         for store, new in ((self.keys, key), (self.values, value)):
             old = store.get(layer, new.new_zeros(len(self.seen), new.size(1), 0, new.size(3)))
             if self.span > old.size(2):  # grown by zeros, not by empty memory: a masked NaN is still a NaN
-                store[layer] = F.pad(old, (0, 0, 0, max(self.span - old.size(2), self.BLOCK)))
+                store[layer] = torch.nn.functional.pad(old, (0, 0, 0, max(self.span - old.size(2), self.BLOCK)))
             store[layer][self.rows[:, None], :, self.positions] = new.transpose(1, 2)
         everyone = len(self.rows) == len(self.seen)  # (then a view will do)
         return [x[layer][:, :, :self.span] if everyone else x[layer][self.rows, :, :self.span] for x in (self.keys, self.values)]
@@ -740,8 +743,7 @@ class Run:
         if not config.resume and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise UserError(f"{self.folder} already holds a run: choose another --out, or add --resume to go on with it")
 
-    def resumable(self):
-        """{step: folder} of the checkpoints that hold a trainer's state, oldest first."""
+    def resumable(self):  # {step: folder} of the checkpoints that hold a trainer's state, oldest first
         return dict(sorted((int(path.parent.name.split("-")[1]), path.parent) for path in self.folder.glob("checkpoint-*/trainer_state.pt")))
 
     def start(self):
@@ -750,16 +752,11 @@ class Run:
         shutil.rmtree(self.folder / "final", ignore_errors=True)  # that of a shorter run; its last checkpoint has the same weights
         self.step, self.newest = ([(0, None)] + list(self.resumable().items()))[-1]
         files = {"config.json": json.dumps({**asdict(self.config), "resume": False}, indent=1), **{
-            name: "".join(json.dumps(row) + "\n" for row in self.read(name) if row["step"] <= self.step and self.newest)
+            name: "".join(json.dumps(row) + "\n" for row in read_jsonl(self.folder / name) if row["step"] <= self.step and self.newest)
             for name in ("metrics.jsonl", "samples.jsonl")}}
         for name, text in files.items():
             (self.folder / f".tmp-{name}").write_text(text, encoding="utf-8")
             os.replace(self.folder / f".tmp-{name}", self.folder / name)
-
-    def read(self, name):
-        """The rows of a log; a half-written last line (after a kill) is left out."""
-        lines = (self.folder / name).read_text(encoding="utf-8").splitlines(keepends=True) if (self.folder / name).is_file() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def log(self, name, rows):
         with open(self.folder / name, "a", encoding="utf-8") as file:  # closed, so flushed
@@ -783,6 +780,10 @@ class Run:
         for old in list(self.resumable().values())[:-2]:
             (old / "trainer_state.pt").unlink()  # only the last two can be resumed; all keep their weights
         return True
+
+def read_jsonl(path):
+    """The rows of a log; a half-written last line (after a kill) is left out."""
+    return [json.loads(line) for line in (path.read_text("utf-8").splitlines(True) if path.is_file() else []) if line.endswith("\n")]
 
 def train_loop(run, model, actor, tokenizer, config, collect, evaluate, reference=None, advantage_eps=1e-6):
     """The loop of any GRPO run: collect a batch, update, evaluate, log, save. Returns the rows of metrics.jsonl, or None after Ctrl-C.
@@ -824,18 +825,18 @@ def train_loop(run, model, actor, tokenizer, config, collect, evaluate, referenc
                 run.save(f"checkpoint-{step}", model, tokenizer, optimizer.state_dict())
     signal.signal(signal.SIGINT, before)
     if step < config.steps:
-        return print(f"stopped at step {step} of {config.steps}; go on with: python {Path(sys.argv[0]).name} --out {run.folder} --resume")
+        return print(f"stopped at step {step} of {config.steps}; to go on: python {Path(sys.argv[0]).name} --out {run.folder} --resume")
     if not run.save("final", model, tokenizer):
         raise OSError(f"{run.folder}/final was not saved: make room, then add --resume")
-    return run.read("metrics.jsonl")
+    return read_jsonl(run.folder / "metrics.jsonl")
 
 def readable(metrics):
     return " | ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in metrics.items())
 
 def peak_memory_gb(device):
+    import resource  # (here, since Windows has none)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
-    import resource  # (here, since Windows has none)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 def pass_at_k(n, c, k):
@@ -938,7 +939,7 @@ def prepare(config, tokenizer):
 def train(config):
     """One run, from its start or its newest checkpoint to final/. Returns the rows of metrics.jsonl, or None after Ctrl-C."""
     run, junior_name = Run(config), config.model if config.junior == "self" else config.junior
-    rows = run.read("metrics.jsonl")
+    rows = read_jsonl(run.folder / "metrics.jsonl")
     if (run.folder / "final").is_dir() and rows and rows[-1]["step"] >= config.steps:
         return print(f"{run.folder} is finished") or rows
     device, dtype = pick_device(config.device, config.dtype)
@@ -969,10 +970,9 @@ def arm_name(config):
 
 def main(argv=None):
     config = parse_config(Config, PRESETS, sys.argv[1:] if argv is None else argv, "Tandem Reinforcement Learning (arXiv 2606.28166)")
-    arms, runs = [config], {}
+    arms, runs, control = [config], {}, config.out + "-vanilla"
     if config.compare_vanilla:
-        control = replace(config, prob_senior=1.0, lambda_jun=0.0, compare_vanilla=False, show=0, out=config.out + "-vanilla")
-        arms.insert(0, replace(control, resume=config.resume and Path(control.out).is_dir()))
+        arms.insert(0, replace(config, prob_senior=1.0, lambda_jun=0.0, compare_vanilla=False, show=0, out=control, resume=config.resume and Path(control).is_dir()))
     for arm in arms:
         Run(arm)  # refuses a folder that is taken, before time is spent on the first arm
     for arm in arms:
