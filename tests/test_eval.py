@@ -256,6 +256,17 @@ def test_files_hold_what_a_repetition_needs(runs):
         assert all(s["correct"] == tandem.verify(s["text"], p["answer"]) for s in p["samples"])
 
 
+def test_the_prompt_of_evaluation_is_that_of_training(runs, toy, tmp_path):
+    """Of a run, of a checkpoint in a run, and of a bare model with the preset it was trained under."""
+    want = tandem.encode_prompt(toy.tokenizer, json.loads((TOY / "eval.jsonl").read_text().splitlines()[0])["question"])
+    for model in (runs / "t", runs / "t" / "checkpoint-2", TOY / "senior"):
+        assert call("solo", "--preset", "toy", "--model", model, "--problems", 1, "--n", 1, "--out", tmp_path / model.name) == 0
+        (problems,) = json.loads((tmp_path / model.name / "solo.json").read_text())["benchmarks"].values()
+        assert problems[0]["prompt_ids"] == want
+    assert measures.resolve(measures.Config(model=str(runs / "t")))[1].prompt_suffix == ""
+    assert measures.resolve(measures.Config(model=str(TOY / "senior")))[1].prompt_suffix == tandem.Config.prompt_suffix
+
+
 def test_finished_measurements_are_not_computed_again(runs, monkeypatch, capsys):
     monkeypatch.setattr(measures, "load_model", lambda *_: pytest.fail("a model was loaded"))
     assert call("all", "--preset", "toy", "--model", runs / "t", "--problems", 6, "--batch-problems", 4) == 0

@@ -1,0 +1,96 @@
+"""Speed, as ratios: both sides in one process, taking turns; the median of the runs, and their spread. No pass or fail.
+
+    python tests/bench.py [--runs 5] [--size toy|mid]
+
+toy: the built-in model (0.3 M parameters). mid: a random Qwen3 of 8 layers, hidden size 256 and 32,000 words (20 M parameters).
+"""
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+import eval as measures  # noqa: E402
+import tandem  # noqa: E402
+from tandem import Schedule, rollout  # noqa: E402
+
+
+def models(size):
+    """(senior, junior, tokenizer, 16 ragged prompts)."""
+    tokenizer = tandem.load_tokenizer(str(HERE / "toy/senior"))
+    if size == "toy":
+        pair = [tandem.load_model(str(HERE / "toy" / name), torch.device("cpu"), torch.float32) for name in ("senior", "junior")]
+        return *pair, tokenizer, [tandem.encode_prompt(tokenizer, f"Add {i % 6 + 1} 2 {i % 5 + 1} 4" + " 5" * (i % 3)) for i in range(16)]
+    pair = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        config = Qwen3Config(vocab_size=32000, hidden_size=256, intermediate_size=768, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4, head_dim=32)
+        pair.append(Qwen3ForCausalLM(config).eval())
+        pair[-1].generation_config = GenerationConfig(eos_token_id=[2, 0], pad_token_id=0)
+    return *pair, tokenizer, [list(range(5, 25 + 3 * (i % 8))) for i in range(16)]
+
+
+def compare(name, ours, theirs, runs, per=lambda result: 1):
+    """Prints ours / theirs in time (per unit, such as a token) as the median over runs, lowest and highest; None leaves a side's result unused."""
+    ratios = []
+    ours(), theirs()  # warm up
+    for _ in range(runs):
+        seconds = []
+        for side in (ours, theirs):
+            began = time.perf_counter()
+            result = side()
+            seconds.append((time.perf_counter() - began) / per(result))
+        ratios.append(seconds[0] / seconds[1])
+    print(f"{name:<74} {statistics.median(ratios):6.2f} x  [{min(ratios):.2f}, {max(ratios):.2f}]", flush=True)
+
+
+def generate(model, prompts, group, new_tokens, stops):
+    """transformers' generate on the same work: every prompt left-padded and repeated for its group."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts for _ in range(group)])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts for _ in range(group)])
+    return model.generate(ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=new_tokens,
+                          eos_token_id=stops or None, pad_token_id=0)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--size", choices=("toy", "mid"), default="toy")
+    options = parser.parse_args()
+    senior, junior, tokenizer, prompts = models(options.size)
+    new_tokens = 44 if options.size == "toy" else 64
+    tokens = lambda rolled: int(rolled.lengths.sum())  # noqa: E731
+    seeds = iter(range(10**6))
+    common = dict(max_new_tokens=new_tokens, vocab_size=len(tokenizer))
+    word, step = (Schedule.of(tokenizer, len(tokenizer), name, alternate=name == "step") for name in ("word", "step"))
+    print(f"{options.size}, {torch.get_num_threads()} threads, torch {torch.__version__}; time ratio: median of {options.runs} runs [lowest, highest]")
+
+    same = [prompts[0]] * 16
+    compare("solo rollout / generate, 16 equal prompts, no stops", lambda: rollout(senior, None, same, stops=[], seed=next(seeds), max_new_tokens=new_tokens),
+            lambda: generate(senior, same, 1, new_tokens, []), options.runs)
+    long = [p * 4 for p in prompts]
+    compare("solo rollout / generate, 16 ragged long prompts x 8, stops", lambda: rollout(senior, None, long, group_size=8, seed=next(seeds), max_new_tokens=new_tokens),
+            lambda: generate(senior, long, 8, new_tokens, [2, 0]), options.runs)
+    vanilla = lambda: rollout(senior, None, prompts, group_size=8, seed=next(seeds), **common)  # noqa: E731
+    compare("tandem / vanilla rollout, per token", lambda: rollout(senior, junior, prompts, group_size=8, schedule=word, seed=next(seeds), **common), vanilla,
+            options.runs, tokens)
+    compare("step hand-off / solo answers, per token", lambda: rollout(senior, junior, prompts, group_size=8, schedule=step, seed=next(seeds), **common), vanilla,
+            options.runs, tokens)
+
+    rolled = vanilla()
+    pair = SimpleNamespace(senior=senior, junior=junior, tokenizer=tokenizer, config=SimpleNamespace(micro_tokens=16384))
+    chains = [{"question": "", "prompt_ids": p, "samples": [{"ids": rolled.ids[i, :rolled.lengths[i]].tolist()} for i in range(8 * j, 8 * j + 8)]} for j, p in enumerate(prompts)]
+    single = [{**p, "samples": [s]} for p in chains for s in p["samples"]]
+    for name in ("legibility", "drift"):
+        compare(f"{name}: batched / one answer at a time", lambda: measures.score(pair, name, chains), lambda: [measures.score(pair, name, [p]) for p in single], options.runs)
+
+
+if __name__ == "__main__":
+    main()
