@@ -438,7 +438,7 @@ class Reader:
     """A model and what it has read of each row. Token p of a row lies in slot p of its cache: no left padding, no shifted positions. What
     right-padding writes behind a row's end, the row's own tokens overwrite before any mask shows it. The model's layers call `update`, as
     they would of a transformers cache."""
-    BLOCK = 256  # the cache grows by so many slots at a time
+    BLOCK = 64  # the cache grows by so many slots at a time
 
     def __init__(self, model, vocab_size, rows):
         self.decoder, self.head, self.vocab_size = model.get_decoder(), model.get_output_embeddings(), vocab_size
@@ -469,7 +469,7 @@ class Reader:
                 store[layer] = torch.nn.functional.pad(old, (0, 0, 0, max(self.span - old.size(2), self.BLOCK)))
             store[layer][self.rows[:, None], :, self.positions] = new.transpose(1, 2)
         everyone = len(self.rows) == len(self.seen)  # (then a view will do)
-        return [x[layer][:, :, :self.span] if everyone else x[layer][self.rows, :, :self.span] for x in (self.keys, self.values)]
+        return [x[layer][:, :, :self.span] if everyone else x[layer][:, :, :self.span].index_select(0, self.rows) for x in (self.keys, self.values)]
 
     get_seq_length = lambda self, *_: 0  # (older transformers ask, and do not use it: positions and masks are given)
 
@@ -477,7 +477,7 @@ class Reader:
         """Keeps `rows` [R'], in that order: repeats each prompt for its group, or drops finished rows."""
         self.seen = self.seen[rows]
         for store in (self.keys, self.values):
-            store.update({layer: cached[rows] for layer, cached in store.items()})
+            store.update({layer: cached.index_select(0, rows) for layer, cached in store.items()})
 
 def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
     """Draws an id a row: (ids [R], their log-probs [R]) from logits [R, V] and uniform [R] in [0, 1). Temperature 0 is greedy."""
@@ -549,9 +549,8 @@ def write(out, row, readers, prompts, schedule, sampling, stops, uniform, coins,
             reader.read(tokens, start - 1)
         reader.select(group)
     tokens, start = tokens[group], start[group]
-    upto, gap, turn = start, torch.zeros_like(row), torch.ones_like(row)
     author = torch.ones_like(row, dtype=torch.bool) if schedule is None or schedule.alternate else coins[row, 0]
-    half = torch.zeros_like(author)
+    upto, gap, half, turn = start, torch.zeros_like(row), torch.zeros_like(author), torch.ones_like(row)
     while len(row):
         now = torch.arange(len(row), device=row.device)  # the rows that go on now
         if len(readers) == 1:
@@ -561,7 +560,11 @@ def write(out, row, readers, prompts, schedule, sampling, stops, uniform, coins,
         else:  # long turns: the model with more rows to write reads what the other one wrote, and writes; the other rows wait
             senior_writes = bool(2 * author.sum() >= len(row))
             now = (author == senior_writes).nonzero()[:, 0]
-            logits = readers[0 if senior_writes else 1].read(tokens[now], upto[now], now)
+            reader = readers[0 if senior_writes else 1]
+            behind = now[upto[now] - reader.seen[now] > 1]
+            if 0 < len(behind) < len(now) / 2:  # these catch up on their own, or the others would be padded to their width
+                reader.read(tokens[behind], upto[behind] - 1, behind)
+            logits = reader.read(tokens[now], upto[now], now)
         r, t = row[now], (upto - start)[now]
         token, logprob = sample(logits, uniform[r, t], *sampling)
         out.ids[r, t], out.senior_mask[r, t], out.logprobs[r, t], out.lengths[r] = token, author[now], logprob, t + 1
@@ -973,8 +976,7 @@ def main(argv=None):
     arms, runs, control = [config], {}, config.out + "-vanilla"
     if config.compare_vanilla:
         arms.insert(0, replace(config, prob_senior=1.0, lambda_jun=0.0, compare_vanilla=False, show=0, out=control, resume=config.resume and Path(control).is_dir()))
-    for arm in arms:
-        Run(arm)  # refuses a folder that is taken, before time is spent on the first arm
+    [Run(arm) for arm in arms]  # refuses a folder that is taken, before time is spent on the first arm
     for arm in arms:
         if (rows := train(arm)) is None:
             return 130
@@ -982,8 +984,7 @@ def main(argv=None):
     if config.eval_every:
         print(f"\n{table(runs)}\n\nsolo: share of the held-out problems solved alone; hand-off: solved by senior and junior in turns, changing after a\n"
               "word or after a step; habit: share of the lines of reasoning, alone, in which --habit is found\n")
-    for arm in arms:
-        print(f"{arm.out}/: final/ is the trained model, metrics.jsonl has a line a step, samples.jsonl has texts and who wrote which token")
+    print("\n".join(f"{arm.out}/: final/ is the trained model, metrics.jsonl has a line a step, samples.jsonl has texts and their authors" for arm in arms))
 
 def run_main(entry):
     """A script's entry: a user's mistake or a full disk is one line, not a traceback."""

@@ -159,8 +159,8 @@ def test_names_that_are_no_data(name):
 
 
 def test_final_answers():
-    assert [final_answer(v) for v in ("48/2 = 24\n#### 1,024", r"so \boxed{\frac12}.", 27.0, 2.5, 3, "x", None, float("nan"), ["x"], "", "a\nb", "y" * 300)] == [
-        "1,024", r"\frac12", "27", "2.5", "3", "x", None, None, None, None, None, None]
+    assert [final_answer(v) for v in ("48/2 = 24\n#### 1,024", r"so \boxed{\frac12}.", 27.0, 2.5, 3, "x", None, float("nan"), ["x", "y"], ["z"], "", "a\nb", "y" * 300)] == [
+        "1,024", r"\frac12", "27", "2.5", "3", "x", None, None, None, "z", None, None, None]
 
 
 # --- prompts --------------------------------------------------------------------------------------------------------------------------
