@@ -93,10 +93,17 @@ HUB.update({  # beside those of tandem.py; all with question and answer columns,
 })
 GPQA = ["Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"]
 
-def load_benchmark(name, limit):
-    """A benchmark's problems, the first `limit` of them (0: all). Raises UserError."""
-    problems = gpqa_problems(name) if name == "gpqa" or Path(name).stem.startswith("gpqa") else load_problems(name)[0]
-    return problems[:limit or None]
+def load_benchmarks(names, limit):
+    """{label: problems} of benchmarks separated by commas, the first `limit` of each (0: all). A file's label is its name without the folders,
+    so that nothing depends on where it lies. Raises UserError."""
+    benchmarks = {}
+    for name in names.split(","):
+        label = Path(name).name
+        if label in benchmarks:
+            raise UserError(f"--data names {label} twice")
+        problems = gpqa_problems(name) if label.startswith("gpqa") else load_problems(name)[0]
+        benchmarks[label] = problems[:limit or None]
+    return benchmarks
 
 def gpqa_problems(name):
     """GPQA as multiple choice: the four answers in an order that depends on the question alone; the letter is the answer."""
@@ -151,7 +158,7 @@ class Measurement:
         lines = tandem.read_jsonl(self.partial)
         self.finished = stored is not None
         stored = stored or (lines[0] if lines else settings)
-        for key in settings.keys() | stored.keys():
+        for key in (settings.keys() | stored.keys()) - {"model", "junior"}:  # (their hashes tell; folders may move)
             if stored.get(key) != settings.get(key):
                 raise UserError(f"{self.path} was made with {key} {stored.get(key)!r}, not {settings.get(key)!r}: choose another --out")
         self.done = {(line["benchmark"], line["start"]): line["results"] for line in lines[1:]}
@@ -245,27 +252,28 @@ def score(pair, name, problems):
         i += len(p["samples"])
     return results
 
-def measure(pair, name, folder, config):
+def measure(pair, name, folder, config, benchmarks):
     """Makes NAME.json, or finds it made; returns what is in it. Drift and legibility are taken on the answers of solo.json."""
-    sampling = {key: getattr(config, key) for key in ("n", "temperature", "top_p", "top_k", "max_new_tokens", "prompt_suffix", "seed", "problems", "batch_problems")}
-    settings = {"measurement": name, "model": pair.names["senior"], "model_hash": fingerprint(pair.names["senior"]), "data": config.data, **sampling}
+    text = json.dumps({label: [(p.question, p.answer) for p in problems] for label, problems in benchmarks.items()})
+    settings = {"measurement": name, "model": pair.names["senior"], "model_hash": fingerprint(pair.names["senior"]), "data": ",".join(benchmarks),
+                "data_hash": hashlib.sha256(text.encode()).hexdigest()[:16], **{key: getattr(config, key) for key in (
+                    "n", "temperature", "top_p", "top_k", "max_new_tokens", "prompt_suffix", "seed", "problems", "batch_problems")}}
     if name != "solo":
         settings.update(junior=pair.names["junior"], junior_hash=fingerprint(pair.names["junior"]), max_turns=config.max_turns, max_gap=config.max_gap)
     record = Measurement(folder, name, settings)
     if record.finished:
         return json.loads(record.path.read_text())
-    solo = measure(pair, "solo", folder, config)["benchmarks"] if name in ("drift", "legibility") else None
-    benchmarks = {}
-    for benchmark in config.data.split(","):
-        problems = solo[benchmark] if solo else load_benchmark(benchmark, config.problems)
-        benchmarks[benchmark] = []
-        for start in tqdm(range(0, len(problems), config.batch_problems), desc=f"{name} {Path(benchmark).stem}", unit="batch", disable=None):
+    solo = measure(pair, "solo", folder, config, benchmarks)["benchmarks"] if name in ("drift", "legibility") else None
+    results = {}
+    for label, problems in (solo or benchmarks).items():
+        results[label] = []
+        for start in tqdm(range(0, len(problems), config.batch_problems), desc=f"{name} {label}", unit="batch", disable=None):
             some = problems[start:start + config.batch_problems]
-            compute = (lambda: score(pair, name, some)) if solo else (lambda: answer(pair, name, some, stream(config.seed, name, benchmark, start)))
-            benchmarks[benchmark] += record.results(benchmark, start, compute)
-    tables = {metric: table_of(metric, [benchmarks]) for metric in metrics_of(name, config.n)}
+            compute = (lambda: score(pair, name, some)) if solo else (lambda: answer(pair, name, some, stream(config.seed, name, label, start)))
+            results[label] += record.results(label, start, compute)
+    tables = {metric: table_of(metric, [results]) for metric in metrics_of(name, config.n)}
     summary = {metric: {**{b: float(num.sum() / den.sum()) for b, (num, den) in table.items()}, "macro": float(macro(table))} for metric, table in tables.items()}
-    record.finish(benchmarks, summary)
+    record.finish(results, summary)
     return json.loads(record.path.read_text())
 
 
@@ -478,10 +486,9 @@ def main(argv=None):
     pair = Pair(model, config)
     if not config.junior and command != "solo":
         raise UserError(f"--junior is needed: {config.model} is no run that names one")
-    for benchmark in config.data.split(","):
-        load_benchmark(benchmark, config.problems)  # refuses what cannot be read, before a model is loaded
+    benchmarks = load_benchmarks(config.data, config.problems)  # refuses what cannot be read, before a model is loaded
     for name in COMMANDS[command]:
-        result = measure(pair, name, Path(config.out), config)
+        result = measure(pair, name, Path(config.out), config, benchmarks)
         print(f"{name}: " + tandem.readable({metric.removeprefix(name + " "): values["macro"] for metric, values in result["summary"].items()}))
     print(f"files: {config.out}/")
 

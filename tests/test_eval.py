@@ -220,12 +220,12 @@ def test_metrics_by_hand():
 def test_gpqa_becomes_multiple_choice(tmp_path):
     rows = [{"Question": f"Question {i}?", "Correct Answer": f"right {i}", **{f"Incorrect Answer {j}": f"wrong {i} {j}" for j in (1, 2, 3)}} for i in range(40)]
     (tmp_path / "gpqa_diamond.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    problems = measures.load_benchmark(str(tmp_path / "gpqa_diamond.jsonl"), 0)
+    (problems,) = measures.load_benchmarks(str(tmp_path / "gpqa_diamond.jsonl"), 0).values()
     for i, p in enumerate(problems):
         assert f"{p.answer}. right {i}\n" in p.question + "\n" and p.question.startswith(f"Question {i}?") and p.question.count("wrong") == 3
         assert tandem.verify(f"\\boxed{{{p.answer}}}", p.answer) == 1 and tandem.verify("\\boxed{E}", p.answer) == 0
     assert {p.answer for p in problems} == set("ABCD")
-    assert measures.load_benchmark(str(tmp_path / "gpqa_diamond.jsonl"), 3) == problems[:3]
+    assert measures.load_benchmarks(str(tmp_path / "gpqa_diamond.jsonl"), 3) == {"gpqa_diamond.jsonl": problems[:3]}
 
 
 # --- commands -------------------------------------------------------------------------------------------------------------------------
@@ -265,6 +265,20 @@ def test_the_prompt_of_evaluation_is_that_of_training(runs, toy, tmp_path):
         assert problems[0]["prompt_ids"] == want
     assert measures.resolve(measures.Config(model=str(runs / "t")))[1].prompt_suffix == ""
     assert measures.resolve(measures.Config(model=str(TOY / "senior")))[1].prompt_suffix == tandem.Config.prompt_suffix
+
+
+def test_nothing_depends_on_where_the_files_lie(runs, tmp_path):
+    """The same data and model in other folders give the same answers, and count as the same measurement."""
+    import shutil
+    shutil.copytree(runs / "t", tmp_path / "moved")
+    shutil.copy(TOY / "eval.jsonl", tmp_path / "eval.jsonl")
+    argv = ["handoff", "--preset", "toy", "--problems", 6, "--batch-problems", 4]
+    assert call(*argv, "--model", tmp_path / "moved", "--data", tmp_path / "eval.jsonl", "--out", tmp_path / "again") == 0
+    for name in ("handoff-step", "handoff-word"):
+        a, b = (json.loads((folder / f"{name}.json").read_text()) for folder in (tmp_path / "again", runs / "t" / "eval"))
+        assert a["benchmarks"] == b["benchmarks"] and a["summary"] == b["summary"]
+    assert call(*argv, "--model", tmp_path / "moved", "--data", tmp_path / "eval.jsonl") == 0  # finished already: the folder came along
+    assert call("report", runs / "t", f"moved={tmp_path / 'moved'}", "--out", tmp_path / "r") == 0
 
 
 def test_finished_measurements_are_not_computed_again(runs, monkeypatch, capsys):
@@ -342,6 +356,7 @@ def other_data(runs, folder):
     (["solo", "--model", "{runs}/t", "--n", "0"], "--n must be"), (["solo", "--model", "{tmp}/empty-run"], "a run without a model"), (["solo", "--model", "{tmp}"], "neither a run nor a model"),
     (["solo", "--model", "./nowhere"], "no such model folder"), (["drift", "--model", "{toy}/senior", "--data", "{toy}/eval.jsonl", "--out", "{tmp}/x"], "--junior is needed"),
     (["solo", "--model", "{runs}/t", "--data", "no.jsonl"], "question column"), (["solo", "--model", "{runs}/t", "--data", "aime99"], "no data 'aime99'"),
+    (["solo", "--model", "{runs}/t", "--data", "{toy}/eval.jsonl,{toy}/eval.jsonl"], "eval.jsonl twice"),
     (["report"], "report RUN"), (["report", "{tmp}/nowhere"], "no folder"), (["report", "{tmp}/empty-run"], "no measurements"),
     (["report", "{runs}/t", "{tmp}/other"], "other problems"), (["report", "{runs}/t/eval", "--out"], "report RUN"), (["report", "a={runs}/t,{tmp}/lacking"], "is missing in"),
 ], ids=lambda x: " ".join(x) if isinstance(x, list) else "")
