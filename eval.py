@@ -33,7 +33,8 @@ import transformers
 from tqdm import tqdm
 
 import tandem
-from tandem import (HUB, RANGES, Problem, Schedule, UserError, arm_name, completion_hidden, completion_logprobs, completion_texts, encode_prompt, grade, load_model,
+from rlt import divergence
+from tandem import (HUB, RANGES, Problem, Schedule, UserError, arm_name, completion_logprobs, completion_texts, encode_prompt, grade, load_model,
                     load_problems, load_rows, load_tokenizer, micro_batches, parse_config, pass_at_k, pick_device, rollout, run_main, stop_ids, stream)
 
 
@@ -218,21 +219,6 @@ def answer(pair, name, problems, seed):
                                         "finished": finished, **author})
     return out
 
-def exact_kl(model, other, prompts, ids, lengths, vocab_size=None, slice_tokens=1024):
-    """KL(model || other) over the whole vocabulary at every completion position, nats, temperature 1, [N, T], 0 on padding; without gradient.
-
-    Arguments as in tandem.completion_logprobs. In slices of positions, so that neither model's logits of a whole answer ever exist at once.
-    """
-    with torch.no_grad():
-        (hidden, row, col), (hidden_other, _, _) = (completion_hidden(m, prompts, ids, lengths) for m in (model, other))
-        out = torch.zeros(ids.shape, device=model.device)
-        for i in range(0, len(row), slice_tokens):
-            some = slice(i, i + slice_tokens)
-            logp, logq = (torch.log_softmax(m.get_output_embeddings()(h[some])[:, :vocab_size].float(), -1)
-                          for m, h in ((model, hidden), (other, hidden_other)))  # [slice, V]
-            out[row[some], col[some]] = (logp.exp() * (logp - logq)).sum(-1)
-    return out
-
 def score(pair, name, problems):
     """Drift or legibility of the senior's solo answers: for every problem, of every answer, the sum over its tokens in nats, and its length."""
     rows = [(p["prompt_ids"], s["ids"]) for p in problems for s in p["samples"]]
@@ -242,7 +228,7 @@ def score(pair, name, problems):
         lengths = torch.tensor([len(ids) for ids in completions])
         ids = tandem.padded(completions, int(lengths.max()), "cpu")
         with torch.no_grad():
-            values = (exact_kl(pair.senior, pair.junior, prompts, ids, lengths, len(pair.tokenizer)) if name == "drift" else
+            values = (divergence(pair.senior, pair.junior, prompts, prompts, ids, lengths, vocab_size=len(pair.tokenizer)) if name == "drift" else
                       -completion_logprobs(pair.junior, prompts, ids, lengths, 1.0, vocab_size=len(pair.tokenizer)))
         for i, total in zip(batch, values.double().sum(1).tolist()):
             sums[i] = total
