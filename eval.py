@@ -2,8 +2,8 @@
 
 Four questions about a trained senior and the frozen junior it was trained beside:
     solo        how many problems does the senior solve alone?                               unbiased pass@k
-    handoff     how many do the two solve in turns, changing at every blank line (`handoff-step`: the paper's) or after words as in
-                training (`handoff-word`)?                                                   pass@k of the joint text
+    handoff     how many do the two solve in turns, changing at every blank line (`handoff-step`) or by the paper's word schedule
+                (`handoff-word`)?                                                            pass@k of the joint text
     drift       how far is the senior from the junior, on the senior's own answers?          exact KL(senior || junior), nats a token
     legibility  how surprising are the senior's answers to the junior?                       cross-entropy, nats a token
 
@@ -14,7 +14,9 @@ Where the paper leaves a choice
     1. Drift has no formula in the paper or its scripts. Here: the KL over the whole vocabulary at each token of the senior's solo answers, both
        models at temperature 1; its mean over all tokens, and its sum over an answer, averaged over answers (short answers dilute a mean).
     2. Legibility is the mean over an answer's tokens, then over answers, then over benchmarks; the ids are those that were sampled.
-    3. Intervals are 95 % percentile bootstraps over problems, and over seeds where an arm has several. Differences between two arms are taken on
+    3. The paper averages over AIME24-26 and AMC23-25; the default here is AIME24 and AMC23, and others can be named. Hand-off as a share of solo is
+       the ratio of the two averages.
+    4. Intervals are 95 % percentile bootstraps over problems, and over seeds where an arm has several. Differences between two arms are taken on
        the same problems: a difference of single means on 30 problems is noise.
 
 Run it
@@ -57,7 +59,7 @@ class Config:
     top_k: int = 20  # likewise; 0: all
     max_new_tokens: int = 3000  # answers are cut here; in hand-off the two share this budget
     max_turns: int = 150  # hand-off by steps: answers are cut where another turn would begin
-    max_gap: int = 32  # hand-off by words: as in training
+    max_gap: int = 32  # hand-off by words: the author is redrawn after so many tokens without a word's beginning
     prompt_suffix: str = OF_RUN  # follows each question; of the run: as in training, or the paper's
     seed: int = 0  # of the sampling
     batch_problems: int = 32  # problems that are answered together, and kept when the measurement is interrupted
@@ -230,7 +232,7 @@ def score(pair, name, problems):
         with torch.no_grad():
             values = (divergence(pair.senior, pair.junior, prompts, prompts, ids, lengths, vocab_size=len(pair.tokenizer)) if name == "drift" else
                       -completion_logprobs(pair.junior, prompts, ids, lengths, 1.0, vocab_size=len(pair.tokenizer)))
-        for i, total in zip(batch, values.double().sum(1).tolist()):
+        for i, total in zip(batch, values.cpu().double().sum(1).tolist()):
             sums[i] = total
     results, i = [], 0
     for p in problems:
@@ -243,7 +245,8 @@ def measure(pair, name, folder, config, benchmarks):
     text = json.dumps({label: [(p.question, p.answer) for p in problems] for label, problems in benchmarks.items()})
     settings = {"measurement": name, "model": pair.names["senior"], "model_hash": fingerprint(pair.names["senior"]), "data": ",".join(benchmarks),
                 "data_hash": hashlib.sha256(text.encode()).hexdigest()[:16], **{key: getattr(config, key) for key in (
-                    "n", "temperature", "top_p", "top_k", "max_new_tokens", "prompt_suffix", "seed", "problems", "batch_problems")}}
+                    "n", "temperature", "top_p", "top_k", "max_new_tokens", "prompt_suffix", "seed", "problems", "batch_problems")},
+                "k": config.ks(), "dtype": str(pick_device(config.device, config.dtype)[1])[6:]}
     if name != "solo":
         settings.update(junior=pair.names["junior"], junior_hash=fingerprint(pair.names["junior"]), max_turns=config.max_turns, max_gap=config.max_gap)
     record = Measurement(folder, name, settings)
@@ -257,18 +260,19 @@ def measure(pair, name, folder, config, benchmarks):
             some = problems[start:start + config.batch_problems]
             compute = (lambda: score(pair, name, some)) if solo else (lambda: answer(pair, name, some, stream(config.seed, name, label, start)))
             results[label] += record.results(label, start, compute)
-    tables = {metric: table_of(metric, [results]) for metric in metrics_of(name, config.n)}
+    tables = {metric: table_of(metric, [results]) for metric in metrics_of(name, config.ks())}
     summary = {metric: {**{b: float(num.sum() / den.sum()) for b, (num, den) in table.items()}, "macro": float(macro(table))} for metric, table in tables.items()}
     record.finish(results, summary)
     return json.loads(record.path.read_text())
 
 
 # ------------------------------------- 4. Numbers with intervals -------------------------------------
-# A metric of an arm is, for each benchmark, two arrays [seeds, problems]: its value is sum(numerator) / sum(denominator), averaged over benchmarks.
-def metrics_of(name, n):
+# A metric's table is, for each benchmark, two arrays [seeds, problems]: its value is sum(numerator) / sum(denominator), averaged over benchmarks.
+# A pair of tables stands for the ratio of their values (hand-off as a share of solo).
+def metrics_of(name, ks):
     if name in ("solo", "handoff-step", "handoff-word"):
         more = {"solo": ["length", "cut"], "handoff-word": ["cut"], "handoff-step": ["cut", "cut by turns"]}[name]
-        return [f"{name} {metric}" for metric in [f"pass@{k}" for k in (1, 2, 4, 8) if k <= n] + more]
+        return [f"{name} {metric}" for metric in [f"pass@{k}" for k in ks] + more]
     return ["drift a token", "drift an answer"] if name == "drift" else ["legibility"]
 
 def table_of(metric, seeds):
@@ -286,12 +290,17 @@ def table_of(metric, seeds):
     return {b: (array[..., 0], array[..., 1]) for b, array in cells.items()}
 
 def macro(table):
+    if isinstance(table, tuple):
+        return macro(table[0]) / macro(table[1]) if macro(table[1]) else math.nan
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.mean([num.sum() / den.sum() for num, den in table.values()])
 
 def bootstrap(table, seed=0, draws=2000, arm=0):
     """[draws] values of a metric with problems, and seeds where there are several, drawn with replacement. Two arms' tables of the same problems
     have the same problems in the same draw (and seeds of their own, by `arm`), so the difference of their draws is paired."""
+    if isinstance(table, tuple):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return bootstrap(table[0], seed, draws, arm) / bootstrap(table[1], seed, draws, arm)
     values = []
     for b, (num, den) in table.items():
         s, p = num.shape
@@ -343,32 +352,32 @@ def load_arms(words):
         arms.append(Arm(name, evals, {m: f for m, f in files.items() if f}, logs))
     for arm in arms:
         for measurement, files in arm.files.items():
-            check_same_problems(arms[0], arm, measurement, files)
+            check_same_problems(next(a for a in arms if measurement in a.files), arm, measurement, files)
     return arms
 
 def check_same_problems(first, arm, measurement, files):
     """Every arm and seed must have answered the same problems under the same settings. Raises UserError that names what differs."""
-    reference = first.files.get(measurement, files)[0]
+    reference = first.files[measurement][0]
     for folder, file in zip(arm.folders, files):
         ours, theirs = ({b: [p["question"] for p in problems] for b, problems in f["benchmarks"].items()} for f in (file, reference))
         if ours != theirs:
             raise UserError(f"report: {folder}/{measurement}.json was measured on other problems ({file['settings']['data']}) than {first.folders[0]} "
                             f"({reference['settings']['data']}); only the same problems compare")
-        for key in ("n", "temperature", "top_p", "top_k", "max_new_tokens"):
-            if file["settings"][key] != reference["settings"][key]:
-                raise UserError(f"report: {folder}/{measurement}.json was measured with {key} {file['settings'][key]}, {first.folders[0]} with "
-                                f"{reference['settings'][key]}")
+        for key in file["settings"].keys() - {"model", "model_hash", "junior", "seed", "problems", "batch_problems", "dtype"}:
+            if file["settings"][key] != reference["settings"].get(key):
+                raise UserError(f"report: {folder}/{measurement}.json was measured with {key} {file['settings'][key]!r}, {first.folders[0]} with "
+                                f"{reference['settings'].get(key)!r}")
 
 def metric_tables(arm):
     """{metric: table} of everything an arm has measured; hand-off also as a share of solo."""
     tables = {}
     for measurement, files in arm.files.items():
-        for metric in metrics_of(measurement, files[0]["settings"]["n"]):
+        for metric in metrics_of(measurement, files[0]["settings"]["k"]):
             tables[metric] = table_of(metric, [f["benchmarks"] for f in files])
     for metric in [m for m in tables if m.startswith("handoff") and m.endswith(("pass@1", "pass@4"))]:  # (the paper's table has pass@4)
         solo = "solo " + metric.rpartition(" ")[2]
         if solo in tables:  # hand-off as a share of solo
-            tables[f"{metric} / solo"] = {b: (tables[metric][b][0], tables[solo][b][0]) for b in tables[metric]}
+            tables[f"{metric} / solo"] = (tables[metric], tables[solo])
     return tables
 
 def report(words, out):

@@ -12,11 +12,12 @@ Departures from the paper and its released code
     1. One GPU and plain PyTorch instead of two GPUs and patched vLLM. Both models read every token, but only the author's distribution is
        sampled; the released code samples both and throws one proposal away. The text has the same distribution.
     2. A token is drawn by inverting its cumulative distribution with a random number that belongs to (sequence, position): a rollout depends
-       on the seed alone, not on how many rows run at a time or on which have finished.
+       on the seed, not on how many rows run at a time or have finished. (On a CPU to the bit; on a GPU rounding depends on the batch.)
     3. Old log-probs come from the training forward pass before the first update, not from the sampler: the two then agree in bf16.
     4. `lambda_jun` (3.4, 0 in the paper) weighs a KL on the tokens that the junior wrote: here the unbiased k3 estimate of KL(junior || senior).
     5. Advantages use the unbiased standard deviation plus 1e-6, as in verl; equal rewards give exactly 0.
-    6. The paper trains for 2 epochs, its best checkpoints are at steps 120-200: `steps` is 200. Warm-up, betas and weight decay are its trainer's.
+    6. `steps` is 200 (the paper: 2 epochs, best at steps 120-200 by held-out pass@4, which is logged here; final/ is the last step). Warm-up,
+       betas and weight decay are its trainer's.
 
 Run it
     python tandem.py                                    # the built-in toy world, tandem against vanilla GRPO; minutes on a laptop's CPU
@@ -24,7 +25,7 @@ Run it
     python tandem.py --preset gsm8k --prob-senior 1 --out runs/vanilla                      # the vanilla GRPO control
     python tandem.py --preset gsm8k --prob-senior 1 --kl-coef 0.001 --out runs/kl-reg       # the KL-Reg control
 """
-import argparse, ast, contextlib, copy, functools, inspect, itertools, json, math, operator, os, random, re, shutil, signal, subprocess, sys, threading, time
+import argparse, ast, contextlib, functools, inspect, itertools, json, math, operator, os, random, re, shutil, signal, subprocess, sys, threading, time
 from collections import Counter, namedtuple
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
@@ -265,7 +266,7 @@ class SymbolicGrader:
         with self.lock:
             if self.child is None or self.child.poll() is not None:
                 self.child = subprocess.Popen([sys.executable, "-c", self.CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                              stderr=subprocess.DEVNULL, text=True)
+                                              stderr=subprocess.DEVNULL, text=True, start_new_session=True)  # (Ctrl-C is not for it)
                 if self.child.stdout.readline() != "ready\n":
                     raise UserError("math-verify does not import; install it with: pip install 'math-verify[antlr4_13_2]'")
             timer = threading.Timer(deadline, self.child.kill)
@@ -367,9 +368,10 @@ def load_model(name, device, dtype):
     """A causal language model, safetensors only, in eval mode. Raises UserError for one that this file would get wrong: its cache knows full
     attention only, and log-probs are taken by the plain output head."""
     model = from_pretrained(transformers.AutoModelForCausalLM, name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True)
-    plain = set(getattr(model.config, "layer_types", None) or []) <= {"full_attention"} and all(
-        getattr(model.config, scale, None) in (None, 1.0) for scale in ("final_logit_softcapping", "logit_scale", "logits_scaling"))
-    if not plain:
+    config = model.config
+    layers = getattr(config, "layer_types", None) or ["sliding" if getattr(config, "sliding_window", None) else "full_attention"]
+    if set(layers) != {"full_attention"} or any(getattr(config, scale, None) not in (None, 1.0) for scale in (
+            "final_logit_softcapping", "logit_scale", "logits_scaling")):
         raise UserError(f"{name}: models with sliding-window attention or scaled logits are not supported; Qwen2.5, Qwen3, Llama, SmolLM2 are")
     return model.to(device).eval()
 
@@ -476,8 +478,8 @@ class Reader:
     def select(self, rows):
         """Keeps `rows` [R'], in that order: repeats each prompt for its group, or drops finished rows."""
         self.seen = self.seen[rows]
-        for store in (self.keys, self.values):
-            store.update({layer: cached.index_select(0, rows) for layer, cached in store.items()})
+        for store, layer in itertools.product((self.keys, self.values), list(self.keys)):  # (one by one: no second copy of the whole cache)
+            store[layer] = store[layer].index_select(0, rows)
 
 def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
     """Draws an id a row: (ids [R], their log-probs [R]) from logits [R, V] and uniform [R] in [0, 1). Temperature 0 is greedy."""
@@ -488,9 +490,9 @@ def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
     logits = TopPLogitsWarper(top_p)(None, logits) if top_p < 1 else logits
     probs = torch.softmax(logits, -1)
     cdf = probs.cumsum(-1)
-    ids = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True)  # the first id whose cdf lies above, so never one of probability 0 ...
-    ids = torch.minimum(ids, torch.searchsorted(cdf, cdf[:, -1:].contiguous()))  # ... nor one past the last, when the product rounds up
-    return ids[:, 0], probs.gather(-1, ids)[:, 0].log()
+    above = (cdf > uniform[:, None] * cdf[:, -1:]) & (probs > 0)  # the id drawn is the first above; never one of probability 0
+    ids = torch.where(above.any(-1), above.int().argmax(-1), probs.argmax(-1))  # (none is above if the product was rounded up)
+    return ids, probs.gather(-1, ids[:, None])[:, 0].log()
 
 @dataclass
 class Rollout:
@@ -792,7 +794,7 @@ def train_loop(run, model, actor, tokenizer, config, collect, evaluate, referenc
     """The loop of any GRPO run: collect a batch, update, evaluate, log, save. Returns the rows of metrics.jsonl, or None after Ctrl-C.
 
     collect(step) -> Batch; evaluate(step) -> dict of metrics. All that is drawn depends on (seed, step), so the state of a run is its weights
-    and its optimiser: a resumed run is the uninterrupted one, bit for bit. `model` (fp32) holds the weights of `run.newest`, if any; `actor`
+    and its optimiser: a resumed run is the uninterrupted one (on a CPU bit for bit). `model` (fp32) holds the weights of `run.newest`, if any; `actor`
     writes the rollouts: the same model, or a bf16 copy that is refreshed after every step.
     """
     if config.gradient_checkpointing:
@@ -899,7 +901,7 @@ class Tandem:
                         **({} if step else {"junior": (self.junior, None)}))
         for name, (senior, schedule) in arms.items():
             rolled = rollout(senior, self.junior, [ids for _, ids in self.held_out], group_size=k, schedule=schedule, top_k=c.eval_top_k,
-                             temperature=c.eval_temperature, top_p=c.eval_top_p, max_rows=c.max_rows or 512, seed=stream(c.seed, "eval", step),
+                             temperature=c.eval_temperature, top_p=c.eval_top_p, max_rows=c.max_rows or c.prompts_per_step * c.group_size, max_turns=150 if name == "step" else sys.maxsize, seed=stream(c.seed, "eval", step),
                              **self.settings)
             metrics, samples = self.graded(rolled, self.held_out, k)
             correct = [sum(int(sample["reward"]) for sample in samples[i:i + k]) for i in range(0, len(samples), k)]
@@ -951,7 +953,7 @@ def train(config):
     problems, held_out = prepare(config, tokenizer)
     run.start()
     senior, junior = load_model(str(run.newest or config.model), device, torch.float32), None  # its weights are fp32 masters ...
-    actor = senior if dtype == torch.float32 else copy.deepcopy(senior).to(dtype)  # ... and the actor computes in --dtype
+    actor = senior if dtype == torch.float32 else load_model(str(run.newest or config.model), device, dtype)  # ... and the actor computes in --dtype
     if config.prob_senior < 1 or config.kl_coef or config.handoff_eval:
         junior = load_model(junior_name, device, dtype).requires_grad_(False)
     print(f"{run.folder}: {config.model}, {senior.num_parameters() / 1e6:.1f} M parameters, {str(dtype)[6:]} on {device}; " +

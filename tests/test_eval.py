@@ -206,6 +206,20 @@ def test_differences_are_paired_by_problem():
     assert np.ptp(a) > 0.2 and measures.interval(b - a) == pytest.approx((0.1, 0.1))
 
 
+def test_the_share_of_solo_is_the_ratio_of_the_averages():
+    """As in the paper's table: 52.40 / 55.56, not a mean of ratios; a benchmark that nobody solves does no harm."""
+    handoff, solo = ({"x": table(a)["b"], "y": table(b)["b"]} for a, b in (([0.2, 0.4], [0.0]), ([0.5, 0.7], [0.0])))
+    assert measures.macro((handoff, solo)) == pytest.approx(0.15 / 0.3)
+    draws = measures.bootstrap((handoff, solo))
+    assert np.isfinite(draws).all() and 0.3 < np.median(draws) < 0.7
+
+
+def test_k_is_what_is_reported(runs, tmp_path):
+    assert call("solo", "--preset", "toy", "--model", runs / "t", "--problems", 2, "--n", 3, "--k", "1,3", "--out", tmp_path / "k") == 0
+    summary = json.loads((tmp_path / "k" / "solo.json").read_text())["summary"]
+    assert [m for m in summary if "pass@" in m] == ["solo pass@1", "solo pass@3"]
+
+
 def test_metrics_by_hand():
     def answer(correct, length, finished=True, **more):
         return {"correct": correct, "ids": [0] * length, "finished": finished, **more}
@@ -291,7 +305,7 @@ def test_finished_measurements_are_not_computed_again(runs, monkeypatch, capsys)
     assert "solo: pass@1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("changed", [["--n", "2"], ["--temperature", "0.5"], ["--seed", "1"], ["--problems", "5"]])
+@pytest.mark.parametrize("changed", [["--n", "2"], ["--temperature", "0.5"], ["--seed", "1"], ["--problems", "5"], ["--dtype", "bfloat16"], ["--k", "1,3"]])
 def test_other_settings_are_refused_in_the_same_folder(runs, changed, capsys):
     assert call("solo", "--preset", "toy", "--model", runs / "t", "--problems", 6, "--batch-problems", 4, *changed) == 2
     assert "was made with" in (complaint := capsys.readouterr().err) and complaint.count("\n") == 1

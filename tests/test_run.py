@@ -284,7 +284,24 @@ def test_epochs_visit_every_problem_once_in_an_order_of_their_own():
     assert seen != [i for step in range(1, 6) for i in runner.problems_of(step)]
 
 
+def test_the_bf16_actor_is_the_fp32_master_rounded(tmp_path, monkeypatch):
+    """Its weights are bf16, its rotary frequencies are not: in bf16 they would be a radian off at position 1,000."""
+    caught = {}
+    monkeypatch.setattr(tandem, "train_loop", lambda run, model, actor, *_, **__: caught.update(model=model, actor=actor))
+    assert call(*SHORT, "--dtype", "bfloat16", "--out", tmp_path / "r") == 130
+    model, actor = caught["model"], caught["actor"]
+    assert model.dtype == torch.float32 and actor.dtype == torch.bfloat16
+    assert all(torch.equal(a, m.bfloat16()) for a, m in zip(actor.parameters(), model.parameters()))
+    buffers = dict(model.named_buffers())
+    assert buffers and all(torch.equal(b, buffers[name]) and b.dtype == buffers[name].dtype for name, b in actor.named_buffers())
+
+
 def test_models_that_would_be_got_wrong_are_refused(tmp_path):
+    from transformers import MistralConfig, MistralForCausalLM
+    MistralForCausalLM(MistralConfig(vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                                     sliding_window=16)).save_pretrained(tmp_path / "mistral")
+    with pytest.raises(tandem.UserError, match="sliding-window"):
+        tandem.load_model(str(tmp_path / "mistral"), torch.device("cpu"), torch.float32)
     tiny_model(0, use_sliding_window=True, sliding_window=4, max_window_layers=0).save_pretrained(tmp_path / "sliding")
     with pytest.raises(tandem.UserError, match="sliding-window"):
         tandem.load_model(str(tmp_path / "sliding"), torch.device("cpu"), torch.float32)
