@@ -114,19 +114,29 @@ def gpqa_problems(name):
     if not {"Question", *GPQA} <= set(rows.column_names):
         raise UserError(f"{name}: GPQA needs the columns Question, {', '.join(GPQA)}; it has {', '.join(rows.column_names)}")
     for row in rows:
+        if not all(isinstance(row[c], str) for c in ("Question", *GPQA)):
+            continue
         order = random.Random(row["Question"]).sample(range(4), 4)
         options = "\n".join(f"{letter}. {row[GPQA[i]].strip()}" for letter, i in zip("ABCD", order))
         problems.append(Problem(f"{row['Question'].strip()}\n\n{options}\n\nAnswer with the letter of the right option.", "ABCD"[order.index(0)]))
+    if not problems:
+        raise UserError(f"{name}: none of its {len(rows)} rows has a question and four answers")
     return problems
+
+def read_json(path, *keys):
+    """The JSON object in a file. Raises UserError for a broken file, or one that lacks the keys."""
+    with tandem.blame(f"{path} is not such a file as this script writes"):
+        content = json.loads(path.read_text())
+        return {**content, **{key: content[key] for key in keys}}  # (KeyError, TypeError)
 
 def resolve(config):
     """(the senior's model folder or hub name, config with the run's junior, suffix and output folder filled in). Raises UserError."""
     given = Path(config.model)
     run = next((folder for folder in (given, given.parent) if (folder / "config.json").is_file() and (folder / "metrics.jsonl").is_file()), None)
-    stored = json.loads((run / "config.json").read_text()) if run else {}
+    stored = read_json(run / "config.json", "model", "junior", "prompt_suffix") if run else {}
     model = config.model
     if run == given:
-        found = [given / "final"] * (given / "final").is_dir() or sorted(given.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
+        found = [given / "final"] * (given / "final").is_dir() or sorted(given.glob("checkpoint-[0-9]*"), key=lambda p: int(p.name.split("-")[1]))
         if not found:
             raise UserError(f"{given}: a run without a model: it has neither final/ nor a checkpoint yet")
         model = str(found[-1])
@@ -157,7 +167,7 @@ class Measurement:
 
     def __init__(self, folder, name, settings):
         self.path, self.partial, self.settings = folder / f"{name}.json", folder / f".{name}.partial.jsonl", settings
-        stored = json.loads(self.path.read_text())["settings"] if self.path.is_file() else None
+        stored = read_json(self.path, "settings", "summary", "benchmarks")["settings"] if self.path.is_file() else None
         lines = tandem.read_jsonl(self.partial)
         self.finished = stored is not None
         stored = stored or (lines[0] if lines else settings)
@@ -333,7 +343,7 @@ def load_arms(words):
         if not matches:
             raise UserError(f"report: no folder {patterns}")
         for path in map(Path, matches):
-            config = json.loads((path / "config.json").read_text()) if (path / "metrics.jsonl").is_file() else None
+            config = read_json(path / "config.json", "prob_senior", "kl_coef") if (path / "metrics.jsonl").is_file() else None
             label = name or (arm_name(tandem.Config(**{k: config[k] for k in ("prob_senior", "kl_coef")})) if config else path.name)
             folders.setdefault(label, []).append(path)
     arms = []
@@ -345,7 +355,7 @@ def load_arms(words):
             if there and len(there) < len(evals):
                 raise UserError(f"report: {measurement} is missing in {next(f for f in evals if not (f / (measurement + '.json')).is_file())}; make it with: "
                                 f"python eval.py {measurement.split('-')[0]} --model RUN")
-            files[measurement] = [json.loads(path.read_text()) for path in there]
+            files[measurement] = [read_json(path, "settings", "summary", "benchmarks") for path in there]
         if not any(files.values()):
             raise UserError(f"report: no measurements in {evals[0]}; make them with: python eval.py all --model {paths[0]}")
         logs = [tandem.read_jsonl(folder / "metrics.jsonl") or tandem.read_jsonl(folder.parent / "metrics.jsonl") for folder in paths]

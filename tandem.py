@@ -25,7 +25,7 @@ Run it
     python tandem.py --preset gsm8k --prob-senior 1 --out runs/vanilla                      # the vanilla GRPO control
     python tandem.py --preset gsm8k --prob-senior 1 --kl-coef 0.001 --out runs/kl-reg       # the KL-Reg control
 """
-import argparse, ast, contextlib, functools, inspect, itertools, json, math, operator, os, random, re, shutil, signal, subprocess, sys, threading, time
+import argparse, ast, contextlib, functools, glob, inspect, itertools, json, logging, math, operator, os, random, re, shutil, signal, subprocess, sys, threading, time
 from collections import Counter, namedtuple
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
@@ -41,6 +41,16 @@ HERE = Path(__file__).resolve().parent
 
 class UserError(Exception):
     """A mistake of the user's: shown as one line, exit status 2, no traceback."""
+
+@contextlib.contextmanager
+def blame(what):
+    """Whatever goes wrong inside is due to `what`, a file or a setting of the user's: broken files raise something else in every library."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {' '.join(str(error.__cause__ or error).split())[:200]}") from None
 
 # ------------------------------------- 1. Config: the paper's values are the defaults -------------------------------------
 @dataclass
@@ -72,7 +82,6 @@ class GRPOConfig:
     save_every: int = 20  # steps between checkpoints
     eval_every: int = 20  # steps between held-out evaluations; 0: none
     show: int = 0  # samples shown in the terminal at each evaluation
-
     def check(self):
         check_ranges(self)
         if self.prompts_per_step % self.prompts_per_update:
@@ -98,15 +107,12 @@ class Config(GRPOConfig):
     handoff_eval: bool = False  # also evaluate senior and junior in turns
     habit: str = ""  # a regular expression; the share of the lines of reasoning it matches is logged (GSM8K's marks: '<<.*?>>')
     compare_vanilla: bool = False  # train the vanilla GRPO control first (same settings, --prob-senior 1, in OUT-vanilla)
-
     def check(self):
         super().check()
         if self.prob_senior == 1 and (self.lambda_jun or self.compare_vanilla):
             raise UserError("--lambda-jun and --compare-vanilla need a junior that writes: --prob-senior below 1")
-        try:
+        with blame("--habit is not a regular expression"):
             re.compile(self.habit)
-        except re.error as error:
-            raise UserError(f"--habit is not a regular expression: {error}") from None
 
 def check_ranges(config):
     """Raises UserError that names a number out of its range, or a word that is none of its choices."""
@@ -114,14 +120,14 @@ def check_ranges(config):
         value, (low, high) = getattr(config, f.name), RANGES.get(f.name, (0, math.inf))
         if f.type in (int, float) and not (low <= value <= high and math.isfinite(value)):
             raise UserError(f"{flag(f.name)} must be a number from {low} to {high}, not {value}")
-        if f.name in CHOICES and value.split(":")[0] not in CHOICES[f.name]:
+        if f.name in CHOICES and re.sub(r":\d+$", "", value) not in CHOICES[f.name]:
             raise UserError(f"{flag(f.name)} must be one of {', '.join(CHOICES[f.name])}, not {value!r}")
 
 RANGES = {  # every other number may be anything from 0
     "group_size": (2, math.inf), "prob_senior": (1e-6, 1), "temperature": (1e-6, 100), "eval_top_p": (1e-6, 1), "beta2": (0, 1 - 1e-6),
-    "max_grad_norm": (1e-6, math.inf), "clip_eps": (1e-6, math.inf), **dict.fromkeys((
+    "max_grad_norm": (1e-6, math.inf), "clip_eps": (1e-6, math.inf), "lr": (0, 1), **dict.fromkeys((
         "prompts_per_step", "prompts_per_update", "max_prompt_tokens", "max_new_tokens", "micro_tokens", "steps", "save_every", "max_gap",
-        "eval_problems", "eval_samples"), (1, math.inf))}
+        "eval_problems", "eval_samples"), (1, 10**7))}
 CHOICES = {"loss_mean": ("token", "sequence"), "device": ("auto", "cuda", "mps", "cpu"), "dtype": ("auto", "bfloat16", "float32"),
            "schedule": ("word", "token", "step")}
 PRESETS = {
@@ -155,7 +161,9 @@ def parse_config(config_class, presets, argv, description):
         stored, free = Path(config.out) / "config.json", {"steps", "show", "resume", "out", "device", "save_every"}  # how far, where, how visibly
         if not stored.is_file():
             raise UserError(f"--resume: there is no run in {config.out} (no config.json)")
-        config = replace(config, **json.loads(stored.read_text()))
+        with blame(f"--resume: {stored} is not the config of such a run"):
+            config = replace(config, **json.loads(stored.read_text()))
+            config.check()
         for name in [name for name in given.keys() - free if given[name] != getattr(config, name)]:
             raise UserError(f"--resume: the run in {config.out} has {flag(name)} {getattr(config, name)!r}, not {given[name]!r}")
         config = replace(config, **{name: given[name] for name in given.keys() & free})
@@ -194,12 +202,12 @@ def load_rows(name):
     if name not in HUB and not (Path(name).suffix in FILES and Path(name).is_file()):
         raise UserError(f"no data {name!r}: name {', '.join(HUB)}, countdown, countdown-test, or an existing {', '.join(FILES)} file with {NEEDED}")
     datasets.disable_progress_bars()
+    datasets.utils.logging.set_verbosity(logging.CRITICAL)
     path, configuration, split = HUB.get(name, (FILES.get(Path(name).suffix), None, "train"))
-    try:
-        return datasets.load_dataset(path, configuration, split=split, data_files=None if name in HUB else name)
-    except Exception as error:  # datasets has a different class for every way in which a file can be broken
-        cause = error.__cause__ or error
-        raise UserError(f"{name}: could not be read ({type(cause).__name__}: {str(cause)[:200]}); a local file works as well, with {NEEDED}") from None
+    with blame(f"{name} could not be read; what is needed are rows with {NEEDED}"):
+        rows = datasets.load_dataset(path, configuration, split=split, data_files=None if name in HUB else glob.escape(name))
+        rows[:]  # (every row is decoded, so that what cannot be read is found here)
+        return rows
 
 def load_problems(name):
     """(list of Problem, number of rows skipped for want of a question or an answer) of a named set or a local file. Raises UserError."""
@@ -209,7 +217,9 @@ def load_problems(name):
     columns = {c.lower(): c for c in rows.column_names}
     questions, answers, body, worked = ([columns[c] for c in names if c in columns] for names in (QUESTIONS, ANSWERS, ["body"], ["solution"]))
     if {"nums", "target"} <= columns.keys():  # Countdown as it is published
-        return [countdown_problem(row[columns["nums"]], row[columns["target"]]) for row in rows], 0
+        cells = [(row[columns["nums"]], row[columns["target"]]) for row in rows]
+        good = [c for c in cells if isinstance(c[0], list) and c[0] and all(isinstance(n, int) and n >= 0 for n in [*c[0], c[1]])]
+        return [countdown_problem(*c) for c in good], len(cells) - len(good)
     if not (questions and answers):
         raise UserError(f"{name}: needs {NEEDED}; it has {', '.join(rows.column_names) or 'no rows'}")
     problems = []
@@ -228,7 +238,8 @@ def final_answer(value):
     if not isinstance(value, (str, int, float)) or value != value:  # (NaN)
         return None
     text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
-    text = text.rpartition("####")[2] if "####" in text else extract_boxed(text) or text
+    text = text.rpartition("####")[2]  # (all of it, where there is none)
+    text = extract_boxed(text) or text
     return text.strip() if text.strip() and len(text) <= 200 and "\n" not in text.strip() else None
 
 def extract_boxed(text):
@@ -260,7 +271,6 @@ class SymbolicGrader:
                 equal = bool(answer and box) and verify(answer, box, timeout_seconds=None)
             print(equal, flush=True)"""
     child, lock = None, threading.Lock()
-
     @functools.lru_cache(maxsize=10000)
     def equal(self, answer, box, deadline=5.0):
         with self.lock:
@@ -282,8 +292,13 @@ grader = SymbolicGrader()
 
 def verify(text, answer):
     """1.0 if the last box of `text` holds `answer`, as the same string or as what math-verify calls equal; else 0.0."""
-    box, answer = (extract_boxed(text) or "").strip(), answer.strip()
-    return float(box != "" and (box == answer or (len(box) <= 500 and grader.equal(answer, box))))
+    box, answer = (side.strip().removesuffix(".") for side in (extract_boxed(text) or "", answer))
+    box = box if "=" in answer else re.sub(r"^[A-Za-z]\w*\s*=\s*", "", box)  # `x = 7` is 7, but `8 = 7` is nothing
+    words = [re.sub(r"\\text\w*\{([^{}]*)\}", r"\1", side).strip() for side in (box, answer)]
+    words = [side if len(side) == 1 else side.casefold() for side in words]
+    if box == answer or words[1].replace(" ", "").isalpha() or box.count("=") != answer.count("="):  # as text: `no` is not `on`
+        return float(box != "" and words[0] == words[1])
+    return float(box != "" and len(box) <= 500 and grader.equal(answer, box))
 
 def countdown_problem(numbers, target, solution=""):
     question = (f"Using the numbers {', '.join(map(str, numbers))}, write an expression that equals {target}. Use only +, -, * and /, and "
@@ -357,10 +372,8 @@ def from_pretrained(kind, name, **settings):
         raise UserError(f"{name}: no model there (no config.json); a run keeps its models in final/ and checkpoint-N/")
     if not Path(name).exists() and (name[0] in "./~" or name.count("/") != 1):
         raise UserError(f"{name}: no such model folder, and not a hub name of the form OWNER/NAME")
-    try:
+    with blame(f"{name} could not be loaded"):
         return kind.from_pretrained(name, **settings)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{name}: could not be loaded ({str(error).splitlines()[0][:200]})") from None
 
 load_tokenizer = functools.partial(from_pretrained, transformers.AutoTokenizer)
 
@@ -389,7 +402,6 @@ def stop_ids(model, tokenizer=None):
     listed = [*(listed if isinstance(listed, (list, tuple)) else [listed]), tokenizer and tokenizer.eos_token_id]
     return sorted(set(listed) - {None})
 
-
 # ------------------------------------- 4. Rollout (paper 3.1, 3.2) -------------------------------------
 def token_texts(tokenizer, vocab_size):
     """What each id adds to a text, V strings; decoded behind an anchor, since some tokenizers strip a text's first space."""
@@ -415,7 +427,6 @@ class Schedule:
     max_gap: int
     prob_senior: float = 0.5
     alternate: bool = False  # evaluation: no coins; the senior begins, and each redraw is the other one's turn
-
     @classmethod
     def of(cls, tokenizer, vocab_size, name="word", prob_senior=0.5, max_gap=32, alternate=False):
         never = torch.zeros(vocab_size, dtype=torch.bool)
@@ -424,7 +435,6 @@ class Schedule:
             tables = ([("\n\n" in t) for t in texts], [t.startswith("\n") for t in texts], [t.endswith("\n") for t in texts])
             return cls(*map(torch.tensor, tables), sys.maxsize, prob_senior, alternate)
         return cls(word_boundaries(tokenizer, vocab_size) if name == "word" else ~never, never, never, max_gap, prob_senior, alternate)
-
     def after(self, token, author, gap, half, coin):
         """Who writes after `token`; all [R]: author and coin are True for the senior, gap counts the tokens since the last redraw, half
         says that the text ends in half a blank line. Returns the new author, gap and half. With words `_a`, `_b` and max_gap 3:
@@ -441,13 +451,11 @@ class Reader:
     right-padding writes behind a row's end, the row's own tokens overwrite before any mask shows it. The model's layers call `update`, as
     they would of a transformers cache."""
     BLOCK = 64  # the cache grows by so many slots at a time
-
     def __init__(self, model, vocab_size, rows):
         self.decoder, self.head, self.vocab_size = model.get_decoder(), model.get_output_embeddings(), vocab_size
         self.argument = "cache" if "cache" in inspect.signature(self.decoder.forward).parameters else "past_key_values"
         self.keys, self.values = {}, {}  # by layer [rows, heads, slots, head size]
         self.seen = torch.zeros(rows, dtype=torch.long, device=model.device)  # tokens read of each row
-
     def read(self, tokens, upto, rows=None):
         """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V]. With `rows`, only
         those of the cache's rows are meant: R is their number."""
@@ -462,7 +470,6 @@ class Reader:
         self.seen[self.rows] = upto
         last = hidden[torch.arange(len(count), device=upto.device), count - 1]  # [R, D]; padding stands behind each row's last token
         return self.head(last)[:, :self.vocab_size].float()
-
     def update(self, key, value, layer, *_, **__):
         """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns all slots up to the last."""
         for store, new in ((self.keys, key), (self.values, value)):
@@ -472,9 +479,7 @@ class Reader:
             store[layer][self.rows[:, None], :, self.positions] = new.transpose(1, 2)
         everyone = len(self.rows) == len(self.seen)  # (then a view will do)
         return [x[layer][:, :, :self.span] if everyone else x[layer][:, :, :self.span].index_select(0, self.rows) for x in (self.keys, self.values)]
-
     get_seq_length = lambda self, *_: 0  # (older transformers ask, and do not use it: positions and masks are given)
-
     def select(self, rows):
         """Keeps `rows` [R'], in that order: repeats each prompt for its group, or drops finished rows."""
         self.seen = self.seen[rows]
@@ -502,7 +507,6 @@ class Rollout:
     senior_mask: torch.Tensor  # [N, T] bool: the senior wrote it, so the loss falls on it (paper 3.3)
     finished: torch.Tensor  # [N] bool: stopped by itself, not cut
     logprobs: torch.Tensor  # [N, T]: of each id under its author, as it was sampled
-
     @property
     def turns(self):
         """[N]: how many turns each completion has, one more than its hand-overs."""
@@ -747,26 +751,22 @@ class Run:
         self.config, self.folder = config, Path(config.out)
         if not config.resume and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise UserError(f"{self.folder} already holds a run: choose another --out, or add --resume to go on with it")
-
-    def resumable(self):  # {step: folder} of the checkpoints that hold a trainer's state, oldest first
-        return dict(sorted((int(path.parent.name.split("-")[1]), path.parent) for path in self.folder.glob("checkpoint-*/trainer_state.pt")))
-
-    def start(self):
-        """Stores the config; on --resume finds the newest checkpoint (0, None if there is none) and drops what was logged after it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self.folder / "final", ignore_errors=True)  # that of a shorter run; its last checkpoint has the same weights
         self.step, self.newest = ([(0, None)] + list(self.resumable().items()))[-1]
+    def resumable(self):  # {step: folder} of the checkpoints that hold a trainer's state, oldest first
+        return dict(sorted((int(path.parent.name.split("-")[1]), path.parent) for path in self.folder.glob("checkpoint-[0-9]*/trainer_state.pt")))
+    def start(self):
+        """Stores the config, and drops what was logged after the newest checkpoint and the final/ of a shorter run (that checkpoint has its weights)."""
         files = {"config.json": json.dumps({**asdict(self.config), "resume": False}, indent=1), **{
             name: "".join(json.dumps(row) + "\n" for row in read_jsonl(self.folder / name) if row["step"] <= self.step and self.newest)
             for name in ("metrics.jsonl", "samples.jsonl")}}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.folder / "final", ignore_errors=True)
         for name, text in files.items():
             (self.folder / f".tmp-{name}").write_text(text, encoding="utf-8")
             os.replace(self.folder / f".tmp-{name}", self.folder / name)
-
     def log(self, name, rows):
         with open(self.folder / name, "a", encoding="utf-8") as file:  # closed, so flushed
             file.writelines(json.dumps(row) + "\n" for row in rows)
-
     def save(self, name, model, tokenizer, state=None):
         """Writes a Hugging Face folder (and the trainer's state) aside, then renames it. A full disk is a warning, and costs nothing else."""
         aside, target = self.folder / f".tmp-{name}", self.folder / name
@@ -787,8 +787,10 @@ class Run:
         return True
 
 def read_jsonl(path):
-    """The rows of a log; a half-written last line (after a kill) is left out."""
-    return [json.loads(line) for line in (path.read_text("utf-8").splitlines(True) if path.is_file() else []) if line.endswith("\n")]
+    """The rows of a log; a half-written last line (after a kill) is left out. Raises UserError for any other line that is none."""
+    lines = [line for line in (path.read_text("utf-8", "replace").splitlines(True) if path.is_file() else []) if line.endswith("\n")]
+    with blame(f"{path}: a line is not JSON"):
+        return [json.loads(line) for line in lines]
 
 def train_loop(run, model, actor, tokenizer, config, collect, evaluate, reference=None, advantage_eps=1e-6):
     """The loop of any GRPO run: collect a batch, update, evaluate, log, save. Returns the rows of metrics.jsonl, or None after Ctrl-C.
@@ -802,8 +804,10 @@ def train_loop(run, model, actor, tokenizer, config, collect, evaluate, referenc
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=model.device.type == "cuda")
     step, stopping = run.step, threading.Event()
     if run.newest:
-        optimizer.load_state_dict(torch.load(run.newest / "trainer_state.pt", map_location=model.device, weights_only=True))
-    elif config.eval_every:
+        with blame(f"{run.newest}: its trainer_state.pt is broken (without that folder, --resume takes the one before)"):
+            optimizer.load_state_dict(torch.load(run.newest / "trainer_state.pt", map_location=model.device, weights_only=True))
+    run.start()
+    if not run.newest and config.eval_every:
         run.log("metrics.jsonl", [{"step": 0, **evaluate(0)}])
     # Ctrl-C ends the loop after this step and a checkpoint; a second one stops at once
     before = signal.signal(signal.SIGINT, lambda *_: (stopping.set(), signal.signal(signal.SIGINT, signal.default_int_handler)))
@@ -857,7 +861,6 @@ class Tandem:
         self.settings = dict(stops=stop_ids(senior, tokenizer), vocab_size=len(tokenizer), max_new_tokens=config.max_new_tokens)
         self.schedule_of = functools.partial(Schedule.of, tokenizer, len(tokenizer), max_gap=config.max_gap)
         self.schedule = self.schedule_of(config.schedule, config.prob_senior) if config.prob_senior < 1 else None
-
     def problems_of(self, step):
         """The step's problems: epoch after epoch, in an order that depends on (seed, epoch) alone."""
         size, n, picked = self.config.prompts_per_step, len(self.train), []
@@ -866,7 +869,6 @@ class Tandem:
                 order = random.Random(stream(self.config.seed, "epoch", i // n)).sample(self.train, n)
             picked.append(order[i % n])
         return picked
-
     def collect(self, step):
         """A tandem rollout, rewarded as a team; the loss falls on the senior's tokens."""
         c, problems = self.config, self.problems_of(step)
@@ -879,7 +881,6 @@ class Tandem:
         metrics = {"senior_share": share, "handovers": (rolled.turns - 1.0).mean().item(), **metrics}
         prompts, rewards = [ids for _, ids in problems for _ in range(c.group_size)], torch.tensor([sample["reward"] for sample in samples])
         return Batch(prompts, rolled.ids, rolled.lengths, rolled.senior_mask, rewards, metrics, samples[::c.group_size])
-
     def graded(self, rolled, problems, group_size):
         """(metrics, one sample a completion) of a rollout. The habit's share is that of the lines of reasoning: not blank, no box."""
         texts, samples = completion_texts(self.tokenizer, rolled), []
@@ -892,7 +893,6 @@ class Tandem:
             lines = [line for text in texts for line in text.splitlines() if line.strip() and "\\boxed" not in line]
             metrics["habit"] = sum(bool(re.search(self.config.habit, line)) for line in lines) / max(len(lines), 1)
         return metrics, samples
-
     def evaluate(self, step):
         """The senior alone on held-out problems; with --handoff-eval also senior and junior in turns, and at the start the junior."""
         c, out, k, arms = self.config, {}, self.config.eval_samples, {"solo": (self.senior, None)}
@@ -910,7 +910,6 @@ class Tandem:
             for sample in samples[:c.show * k:k] if step else []:
                 tqdm.write(f"--- {name} | {self.coloured(sample)}")
         return out
-
     def coloured(self, sample):
         """A sample with its authors: in a terminal the senior's tokens blue and the junior's yellow, elsewhere the junior's in «»."""
         colours, text = {"s": ("\033[96m", "\033[0m"), "j": ("\033[93m", "\033[0m")}, ""
@@ -951,7 +950,6 @@ def train(config):
     tokenizer = load_tokenizer(config.model)
     check_same_vocabulary(tokenizer, load_tokenizer(junior_name), junior_name)
     problems, held_out = prepare(config, tokenizer)
-    run.start()
     senior, junior = load_model(str(run.newest or config.model), device, torch.float32), None  # its weights are fp32 masters ...
     actor = senior if dtype == torch.float32 else load_model(str(run.newest or config.model), device, dtype)  # ... and the actor computes in --dtype
     if config.prob_senior < 1 or config.kl_coef or config.handoff_eval:
@@ -975,7 +973,7 @@ def arm_name(config):
 
 def main(argv=None):
     config = parse_config(Config, PRESETS, sys.argv[1:] if argv is None else argv, "Tandem Reinforcement Learning (arXiv 2606.28166)")
-    arms, runs, control = [config], {}, config.out + "-vanilla"
+    arms, runs, control = [config], {}, f"{Path(config.out)}-vanilla"
     if config.compare_vanilla:
         arms.insert(0, replace(config, prob_senior=1.0, lambda_jun=0.0, compare_vanilla=False, show=0, out=control, resume=config.resume and Path(control).is_dir()))
     [Run(arm) for arm in arms]  # refuses a folder that is taken, before time is spent on the first arm

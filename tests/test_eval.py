@@ -364,6 +364,17 @@ def test_arms_may_be_named_and_hold_several_seeds(runs, tmp_path, capsys):
     assert "ours: 2 seeds, control: 1 seed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("content", [b"{bad", b"[]", b"{}", b"\xff\xfe"])
+@pytest.mark.parametrize("file", ["eval/solo.json", "config.json"])
+def test_broken_files_are_one_line(runs, tmp_path, capsys, file, content):
+    import shutil
+    shutil.copytree(runs / "t", tmp_path / "r")
+    (tmp_path / "r" / file).write_bytes(content)
+    for argv in (["solo", "--preset", "toy", "--model", tmp_path / "r", "--problems", 6, "--batch-problems", 4], ["report", tmp_path / "r", "--out", tmp_path / "report"]):
+        assert call(*argv) == 2
+        assert (complaint := capsys.readouterr().err).count("\n") == 1 and file.rpartition("/")[2] in complaint
+
+
 def other_data(runs, folder):
     assert call("solo", "--preset", "toy", "--model", runs / "t-vanilla", "--data", TOY / "train.jsonl", "--problems", 6, "--batch-problems", 4, "--out", folder) == 0
 
@@ -380,7 +391,7 @@ def other_data(runs, folder):
 ], ids=lambda x: " ".join(x) if isinstance(x, list) else "")
 def test_mistakes(argv, message, runs, tmp_path, capsys):
     (tmp_path / "empty-run").mkdir()
-    (tmp_path / "empty-run" / "config.json").write_text(json.dumps({"prob_senior": 0.5, "kl_coef": 0.0, "junior": "self", "model": "x"}))
+    (tmp_path / "empty-run" / "config.json").write_text(json.dumps({"prob_senior": 0.5, "kl_coef": 0.0, "junior": "self", "model": "x", "prompt_suffix": ""}))
     (tmp_path / "empty-run" / "metrics.jsonl").write_text("")
     if "other" in str(argv):
         other_data(runs, tmp_path / "other")

@@ -30,9 +30,11 @@ def test_boxes_are_found_in_linear_time(text):
 RIGHT = [("7", "7"), ("7.0", "7"), ("7.00", "7"), ("1,234", "1234"), ("1234", "1,234"), ("$18", "18"), (r"\$18", "18"), ("-3", "-3"), ("+3", "3"), ("0.5", r"\frac{1}{2}"),
          (r"\frac{2}{4}", r"\frac12"), (r"\dfrac{1}{2}", "0.5"), ("1/2", "0.5"), (r"50\%", "50"), ("50%", "50"), (r"2\sqrt{3}", r"\sqrt{12}"),
          (r"x^2 + 2x + 1", r"(x+1)^2"), (r"\{1, 2\}", r"\{2, 1\}"), (r"(1, 2)", r"(1,2)"), (r"\text{Evelyn}", "Evelyn"), (r"\pi/2", r"\frac{\pi}{2}"),
-         ("1000000", "10^6"), (r"1\,000", "1000"), ("007", "7"), (r"3^{2}", "9"), (" 12 ", "12"), (r"\left(3, \frac{\pi}{2}\right)", r"(3,\frac{\pi}{2})")]
+         ("1000000", "10^6"), (r"1\,000", "1000"), ("007", "7"), (r"3^{2}", "9"), (" 12 ", "12"), (r"\left(3, \frac{\pi}{2}\right)", r"(3,\frac{\pi}{2})"),
+         ("x = 7", "7"), ("x=5", "x=5"), ("12.", "12"), ("true", "True"), (r"\text{no}", "No"), ("new york", "New York")]
 WRONG = [("8", "7"), ("-7", "7"), ("", "7"), ("seven", "7"), ("1.234", "1234"), ("7.01", "7"), (r"\frac{1}{3}", "0.33"), ("1/0", "7"), ("(2, 1)", "(1, 2)"),
-         ("1e9", "7"), ("x", "y"), (r"\frac{1}{0}", "7"), (r"\unknown{", "7"), ("7 or 8", "7"), ("nan", "7"), (r"\infty", "7"), ("{", "7")]
+         ("1e9", "7"), ("x", "y"), (r"\frac{1}{0}", "7"), (r"\unknown{", "7"), ("7 or 8", "7"), ("nan", "7"), (r"\infty", "7"), ("{", "7"),
+         ("13=12", "12"), ("99=12", "12"), ("1=2=12", "12"), ("x=5=12", "12"), ("x=6=5", "x=5"), ("on", "no"), ("silent", "listen"), ("BA", "AB"), ("X", "x"), ("york new", "New York")]
 
 
 @pytest.mark.parametrize("box, answer, want", [(b, a, 1.0) for b, a in RIGHT] + [(b, a, 0.0) for b, a in WRONG])
@@ -132,6 +134,19 @@ def test_published_countdown_files(tmp_path):
     assert problem.numbers == (3, 6, 7) and grade(problem, r"\boxed{(7 - 3) * 6}") == 1
 
 
+def test_countdown_rows_that_cannot_be_played_are_skipped_and_counted(tmp_path):
+    good, bad = {"nums": [1, 2], "target": 3}, [([1, 2], None), (None, 5), ([], 5), ([0, -1], 5)]
+    rows = [good] + [{"nums": n, "target": t} for n, t in bad]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    problems, skipped = load_problems(str(tmp_path / "c.jsonl"))
+    assert [p.numbers for p in problems] == [(1, 2)] and skipped == 4
+
+
+def test_file_names_are_names_not_patterns(tmp_path):
+    (tmp_path / "d[0].jsonl").write_text(json.dumps({"question": "Q?", "answer": "1"}) + "\n")
+    assert load_problems(str(tmp_path / "d[0].jsonl"))[0][0].question == "Q?"
+
+
 def test_rows_without_question_or_answer_are_skipped_and_counted(tmp_path):
     rows = [{"question": "Q?", "answer": "1"}, {"question": "", "answer": "1"}, {"question": "Q?", "answer": None}, {"question": None, "answer": "1"},
             {"question": "Q?", "answer": "  "}, {"question": "Q?", "answer": "a long\nproof without a box"}, {"question": "Q2?", "answer": "2"}]
@@ -142,12 +157,12 @@ def test_rows_without_question_or_answer_are_skipped_and_counted(tmp_path):
 
 @pytest.mark.parametrize("content, message", [
     (None, "no data"), ("", "could not be read|no rows"), ("{not json", "could not be read"), ('{"text": "a"}\n', "it has text"), ('{"question": "a"}\n', "answer column"),
-    ('{"question": "a", "answer": ""}\n', "none of its 1 rows"), ("\x00\x01\x02", "could not be read"), ("[]", "could not be read|no rows"), ('"text"\n', "could not be read|it has"),
+    ('{"question": "a", "answer": ""}\n', "none of its 1 rows"), ("\x00\x01\x02", "could not be read"), ("[]", "could not be read|no rows"), ('"text"\n', "could not be read|it has"), ('{"question": "\xe9", "answer": "1"}\n', "could not be read"),
 ])
 def test_files_that_will_not_do(tmp_path, content, message):
     path = tmp_path / "d.jsonl"
     if content is not None:
-        path.write_text(content)
+        path.write_bytes(content.encode("latin-1"))
     with pytest.raises(UserError, match=message):
         load_problems(str(path))
 
@@ -159,8 +174,8 @@ def test_names_that_are_no_data(name):
 
 
 def test_final_answers():
-    assert [final_answer(v) for v in ("48/2 = 24\n#### 1,024", r"so \boxed{\frac12}.", 27.0, 2.5, 3, "x", None, float("nan"), ["x", "y"], ["z"], "", "a\nb", "y" * 300)] == [
-        "1,024", r"\frac12", "27", "2.5", "3", "x", None, None, None, "z", None, None, None]
+    assert [final_answer(v) for v in (r"x #### \boxed{5}", "48/2 = 24\n#### 1,024", r"so \boxed{\frac12}.", 27.0, 2.5, 3, "x", None, float("nan"), ["x", "y"], ["z"], "", "a\nb", "y" * 300)] == [
+        "5", "1,024", r"\frac12", "27", "2.5", "3", "x", None, None, None, "z", None, None, None]
 
 
 # --- prompts --------------------------------------------------------------------------------------------------------------------------

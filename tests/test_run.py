@@ -214,6 +214,9 @@ MISTAKES = [
     (["--model", "./no-such-model"], "no such model folder"),
     (["--model", "no-such-model"], "OWNER/NAME"),
     (["--model", "nobody/no-such-model-anywhere"], "could not be loaded"),
+    (["--device", "cpu:"], "--device"), (["--device", "cpu:-1"], "--device"), (["--lr", "1e300"], "--lr"), (["--max-gap", "9" * 30], "--max-gap"), (["--max-new-tokens", "9" * 11], "--max-new"),
+    (["--model", "{tmp}/badconfig"], "could not be loaded"), (["--junior", "{tmp}/badconfig"], "could not be loaded"),
+    (["--out", "{tmp}/taken/"], "already holds a run"),
     (["--out", "{tmp}/taken"], "already holds a run"),
     (["--out", "{tmp}/few.jsonl"], "already holds a run"),
     (["--out", "{tmp}/nothing", "--resume"], "no run in"),
@@ -229,6 +232,8 @@ def mistakes(tmp_path_factory):
     (tmp / "few.jsonl").write_text('{"question": "a", "answer": "1"}\n' * 2)
     (tmp / "taken").mkdir()
     (tmp / "taken" / "config.json").write_text("{}")
+    (tmp / "badconfig").mkdir()
+    (tmp / "badconfig" / "config.json").write_text("[]")
     other_vocabulary(tmp / "other")
     return tmp
 
@@ -242,6 +247,29 @@ def test_mistakes(argv, message, mistakes, tmp_path, capsys, monkeypatch):
     assert call(*SHORT, "--out", tmp_path / "r", *argv) == 2
     complaint = capsys.readouterr().err
     assert complaint.count("\n") == 1 and "error: " in complaint and message in complaint and not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("file, content, message", [
+    ("config.json", b"{bad", "config.json"), ("config.json", b"[1]", "config.json"), ("config.json", b'{"lr": "abc"}', "config.json"), ("config.json", b'{"unknown": 1}', "config.json"),
+    ("config.json", b"\xff\xfe", "config.json"), ("metrics.jsonl", b"{garbage\n", "metrics.jsonl"), ("samples.jsonl", b"\xff\xfe\n", "samples.jsonl"),
+    ("checkpoint-4/trainer_state.pt", b"", "trainer_state.pt"), ("checkpoint-4/trainer_state.pt", b"half", "trainer_state.pt"),
+    ("checkpoint-4/model.safetensors", b"half", "checkpoint-4"), ("checkpoint-4/config.json", b"[]", "checkpoint-4"),
+])
+def test_broken_runs_are_refused_and_lose_nothing(finished, tmp_path, capsys, file, content, message):
+    shutil.copytree(finished, tmp_path / "r")
+    (tmp_path / "r" / "checkpoint-old").mkdir()  # another name is none of ours
+    (tmp_path / "r" / file).write_bytes(content)
+    before = {p: p.stat().st_size for p in (tmp_path / "r").rglob("*")}
+    assert call("--out", tmp_path / "r", "--resume", "--steps", 5) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.count("\n") == 1 and message in complaint and {p: p.stat().st_size for p in (tmp_path / "r").rglob("*")} == before
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_run_behind(tmp_path, capsys):
+    shutil.copytree(TOY / "senior", tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors").write_bytes(b"half")
+    assert call(*SHORT, "--model", tmp_path / "m", "--out", tmp_path / "r") == 2 and not (tmp_path / "r").exists()
+    assert "could not be loaded" in (complaint := capsys.readouterr().err) and complaint.count("\n") == 1
 
 
 def test_resume_refuses_settings_that_contradict_the_run(finished, capsys):
