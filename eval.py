@@ -25,7 +25,7 @@ Run it
     python eval.py all --model runs/gsm8k --data gsm8k-test,aime24        # a real run; the junior is the one it was trained with
     python eval.py solo --model Qwen/Qwen3-0.6B --data math-test --problems 100
 """
-import glob, hashlib, json, math, os, platform, random, sys
+import functools, glob, hashlib, json, math, os, platform, random, sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -212,12 +212,16 @@ class Pair:
             self.loaded[role] = load_model(self.names[role], device, dtype).requires_grad_(False)
         return self.loaded[role]
 
+    @functools.lru_cache
+    def schedule(self, name):  # (looking at every token of a large vocabulary takes seconds)
+        step = name == "handoff-step"
+        return Schedule.of(self.tokenizer, len(self.tokenizer), "step" if step else "word", max_gap=self.config.max_gap, alternate=step)
+
 def answer(pair, name, problems, seed):
     """n answers to each problem, by the senior alone (solo) or by the two in turns: a list of dicts, one a problem."""
     c, size = pair.config, len(pair.tokenizer)
     prompts = [encode_prompt(pair.tokenizer, p.question + ("" if p.numbers else c.prompt_suffix)) for p in problems]
-    schedule = {"solo": lambda: None, "handoff-word": lambda: Schedule.of(pair.tokenizer, size, "word", max_gap=c.max_gap),
-                "handoff-step": lambda: Schedule.of(pair.tokenizer, size, "step", alternate=True)}[name]()
+    schedule = None if name == "solo" else pair.schedule(name)
     rolled = rollout(pair.senior, pair.junior if schedule else None, prompts, group_size=c.n, max_new_tokens=c.max_new_tokens, schedule=schedule,
                      temperature=c.temperature, top_k=c.top_k, top_p=c.top_p, stops=stop_ids(pair.senior, pair.tokenizer), vocab_size=size,
                      max_rows=c.max_rows, max_turns=c.max_turns if name == "handoff-step" else sys.maxsize, seed=seed)

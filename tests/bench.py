@@ -81,8 +81,12 @@ def main():
     vanilla = lambda: rollout(senior, None, prompts, group_size=8, seed=next(seeds), **common)  # noqa: E731
     compare("tandem / vanilla rollout, per token", lambda: rollout(senior, junior, prompts, group_size=8, schedule=word, seed=next(seeds), **common), vanilla,
             options.runs, tokens)
-    compare("step hand-off / solo answers, per token", lambda: rollout(senior, junior, prompts, group_size=8, schedule=step, seed=next(seeds), **common), vanilla,
-            options.runs, tokens)
+    for group in (2, 8):  # a pair that speaks one language, at 32 and at 128 answers a time; then a senior whose jargon the junior cannot continue
+        compare(f"step hand-off / solo answers, per token, junior with itself, {16 * group} rows",
+                lambda: rollout(junior, junior, prompts, group_size=group, schedule=step, seed=next(seeds), **common),
+                lambda: rollout(junior, None, prompts, group_size=group, seed=next(seeds), **common), options.runs, tokens)
+    compare("step hand-off / solo answers, per token, untrained senior, 128 rows",
+            lambda: rollout(senior, junior, prompts, group_size=8, schedule=step, seed=next(seeds), **common), vanilla, options.runs, tokens)
 
     rolled = vanilla()
     pair = SimpleNamespace(senior=senior, junior=junior, tokenizer=tokenizer, config=SimpleNamespace(micro_tokens=16384))

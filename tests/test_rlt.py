@@ -20,7 +20,7 @@ def world(toy):
 def plain_reward(teacher, student, fmt, question, solution, explanation, closed, alpha, lam, temperature, exact):
     """One explanation, one token at a time, from whole forward passes."""
     def distribution(model, ids):
-        return torch.log_softmax(model(torch.tensor([ids])).logits[0, -1].double() / temperature, -1)
+        return torch.log_softmax(model(torch.tensor([ids])).logits[0, -1].detach().double() / temperature, -1)
     tok = fmt.tokenizer
     system = lambda text, q: f"<|im_start|>system\n{text}<|im_end|>\n<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n"  # noqa: E731
     enc = lambda text: tok(text, add_special_tokens=False).input_ids  # noqa: E731
