@@ -162,6 +162,12 @@ def fingerprint(name):
             digest.update(file.read())
     return digest.hexdigest()[:16]
 
+def write_aside(path, text):
+    """A file that is either the old one or the whole new one."""
+    aside = path.with_name(f".{path.name}.new")
+    aside.write_text(text)
+    os.replace(aside, path)
+
 class Measurement:
     """One JSON file in the making: benchmark by benchmark, batch by batch. `settings` is what a repetition needs, and must not change."""
 
@@ -190,9 +196,7 @@ class Measurement:
 
     def finish(self, benchmarks, summary):
         versions = {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
-        aside = self.path.with_name(f".{self.path.name}.new")
-        aside.write_text(json.dumps({"settings": self.settings, "versions": versions, "summary": summary, "benchmarks": benchmarks}))
-        os.replace(aside, self.path)
+        write_aside(self.path, json.dumps({"settings": self.settings, "versions": versions, "summary": summary, "benchmarks": benchmarks}))
         self.partial.unlink()
 
 class Pair:
@@ -409,8 +413,7 @@ def report(words, out):
             f"\nIn brackets: 95 % bootstrap intervals over problems, and over seeds where there are several ({seeds}). Drift and legibility are in nats.\n")
     Path(out).mkdir(parents=True, exist_ok=True)
     for name, content in (("report.md", text), ("report.json", json.dumps({"arms": numbers, "differences": differences}, indent=1))):
-        (Path(out) / f".{name}.new").write_text(content)
-        os.replace(Path(out) / f".{name}.new", Path(out) / name)
+        write_aside(Path(out) / name, content)
     figure(arms, numbers, Path(out) / "report.png")
     print(f"{text}\nfiles: {out}/report.md, {out}/report.json, {out}/report.png")
 

@@ -859,7 +859,7 @@ class Tandem:
     def __init__(self, config, senior, junior, tokenizer, train, held_out):
         self.config, self.senior, self.junior, self.tokenizer, self.train, self.held_out = config, senior, junior, tokenizer, train, held_out
         self.settings = dict(stops=stop_ids(senior, tokenizer), vocab_size=len(tokenizer), max_new_tokens=config.max_new_tokens)
-        self.schedule_of = functools.partial(Schedule.of, tokenizer, len(tokenizer), max_gap=config.max_gap)
+        self.schedule_of = functools.lru_cache(functools.partial(Schedule.of, tokenizer, len(tokenizer), max_gap=config.max_gap))
         self.schedule = self.schedule_of(config.schedule, config.prob_senior) if config.prob_senior < 1 else None
     def problems_of(self, step):
         """The step's problems: epoch after epoch, in an order that depends on (seed, epoch) alone."""
