@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 import tandem
 from rlt import divergence
-from tandem import (HUB, RANGES, Problem, Schedule, UserError, arm_name, completion_logprobs, completion_texts, encode_prompt, grade, load_model,
+from tandem import (HUB, RANGES, Problem, Schedule, UserError, completion_logprobs, completion_texts, encode_prompt, grade, load_model,
                     load_problems, load_rows, load_tokenizer, micro_batches, parse_config, pass_at_k, pick_device, rollout, run_main, stop_ids, stream)
 
 
@@ -61,6 +61,7 @@ class Config:
     max_turns: int = 150  # hand-off by steps: answers are cut where another turn would begin
     max_gap: int = 32  # hand-off by words: the author is redrawn after so many tokens without a word's beginning
     prompt_suffix: str = OF_RUN  # follows each question; of the run: as in training, or the paper's
+    system_prompt: str = OF_RUN  # system prompt; of the run: as in training, or none
     seed: int = 0  # of the sampling
     batch_problems: int = 32  # problems that are answered together, and kept when the measurement is interrupted
     max_rows: int = 0  # sequences decoded at a time; 0: all of a batch (the result is the same)
@@ -133,7 +134,7 @@ def resolve(config):
     """(the senior's model folder or hub name, config with the run's junior, suffix and output folder filled in). Raises UserError."""
     given = Path(config.model)
     run = next((folder for folder in (given, given.parent) if (folder / "config.json").is_file() and (folder / "metrics.jsonl").is_file()), None)
-    stored = read_json(run / "config.json", "model", "junior", "prompt_suffix") if run else {}
+    stored = read_json(run / "config.json", "model") if run else {}
     model = config.model
     if run == given:
         found = [given / "final"] * (given / "final").is_dir() or sorted(given.glob("checkpoint-[0-9]*"), key=lambda p: int(p.name.split("-")[1]))
@@ -142,13 +143,15 @@ def resolve(config):
         model = str(found[-1])
     elif given.is_dir() and not (given / "config.json").is_file():
         raise UserError(f"{given}: neither a run nor a model (no config.json)")
-    junior, suffix, out = config.junior, config.prompt_suffix, config.out
+    junior, suffix, system, out = config.junior, config.prompt_suffix, config.system_prompt, config.out
     if junior == OF_RUN:
         junior = stored.get("model" if stored.get("junior") == "self" else "junior", "")
     if suffix == OF_RUN:
         suffix = stored.get("prompt_suffix", tandem.Config.prompt_suffix)
+    if system == OF_RUN:
+        system = stored.get("system_prompt", "")
     tail = "eval" if run == given else f"eval-{given.name}"
-    return model, replace(config, junior=junior, prompt_suffix=suffix, out=out or str(run / tail if run else Path("runs") / tail))
+    return model, replace(config, junior=junior, prompt_suffix=suffix, system_prompt=system, out=out or str(run / tail if run else Path("runs") / tail))
 
 
 # ------------------------------------- 3. Measuring -------------------------------------
@@ -224,7 +227,7 @@ class Pair:
 def answer(pair, name, problems, seed):
     """n answers to each problem, by the senior alone (solo) or by the two in turns: a list of dicts, one a problem."""
     c, size = pair.config, len(pair.tokenizer)
-    prompts = [encode_prompt(pair.tokenizer, p.question + ("" if p.numbers else c.prompt_suffix)) for p in problems]
+    prompts = [encode_prompt(pair.tokenizer, p.question + ("" if p.numbers else c.prompt_suffix), c.system_prompt) for p in problems]
     schedule = None if name == "solo" else pair.schedule(name)
     rolled = rollout(pair.senior, pair.junior if schedule else None, prompts, group_size=c.n, max_new_tokens=c.max_new_tokens, schedule=schedule,
                      temperature=c.temperature, top_k=c.top_k, top_p=c.top_p, stops=stop_ids(pair.senior, pair.tokenizer), vocab_size=size,
@@ -263,7 +266,7 @@ def measure(pair, name, folder, config, benchmarks):
     text = json.dumps({label: [(p.question, p.answer) for p in problems] for label, problems in benchmarks.items()})
     settings = {"measurement": name, "model": pair.names["senior"], "model_hash": fingerprint(pair.names["senior"]), "data": ",".join(benchmarks),
                 "data_hash": hashlib.sha256(text.encode()).hexdigest()[:16], **{key: getattr(config, key) for key in (
-                    "n", "temperature", "top_p", "top_k", "max_new_tokens", "prompt_suffix", "seed", "problems", "batch_problems")},
+                    "n", "temperature", "top_p", "top_k", "max_new_tokens", "prompt_suffix", "system_prompt", "seed", "problems", "batch_problems")},
                 "k": config.ks(), "dtype": str(pick_device(config.device, config.dtype)[1])[6:]}
     if name != "solo":
         settings.update(junior=pair.names["junior"], junior_hash=fingerprint(pair.names["junior"]), max_turns=config.max_turns, max_gap=config.max_gap)
@@ -342,6 +345,9 @@ class Arm:
     files: dict  # measurement -> [the JSON of each seed]
     runs: list  # for each seed: the rows of the run's metrics.jsonl, or None
 
+def arm_name(config):
+    return "tandem" if config["prob_senior"] < 1 else "KL-Reg" if config["kl_coef"] else "vanilla GRPO"
+
 def load_arms(words):
     """The arms of `RUN...` or `NAME=GLOB[,GLOB]...`; runs of the same kind are seeds of one arm. Raises UserError."""
     folders = {}
@@ -351,8 +357,8 @@ def load_arms(words):
         if not matches:
             raise UserError(f"report: no folder {patterns}")
         for path in map(Path, matches):
-            config = read_json(path / "config.json", "prob_senior", "kl_coef") if (path / "metrics.jsonl").is_file() else None
-            label = name or (arm_name(tandem.Config(**{k: config[k] for k in ("prob_senior", "kl_coef")})) if config else path.name)
+            config = read_json(path / "config.json", "model") if (path / "metrics.jsonl").is_file() else {}
+            label = name or (arm_name(config) if "prob_senior" in config else path.name)
             folders.setdefault(label, []).append(path)
     arms = []
     for name, paths in folders.items():

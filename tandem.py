@@ -16,16 +16,16 @@ Departures from the paper and its released code
     3. Old log-probs come from the training forward pass before the first update, not from the sampler: the two then agree in bf16.
     4. `lambda_jun` (3.4, 0 in the paper) weighs a KL on the tokens that the junior wrote: here the unbiased k3 estimate of KL(junior || senior).
     5. Advantages use the unbiased standard deviation plus 1e-6, as in verl; equal rewards give exactly 0.
-    6. `steps` is 200 (the paper: 2 epochs, best at steps 120-200 by held-out pass@4, which is logged here; final/ is the last step). Warm-up,
-       betas and weight decay are its trainer's.
+    6. `steps` is 200, and final/ is the last step (the paper: 2 epochs, best at steps 120-200 by held-out pass@4, which is logged here).
 
 Run it
-    python tandem.py                                    # the built-in toy world, tandem against vanilla GRPO; minutes on a laptop's CPU
+    python tandem.py                                    # the built-in toy world, vanilla GRPO and then tandem; minutes on a laptop's CPU
     python tandem.py --preset gsm8k                     # Qwen3-0.6B on GSM8K, one GPU
-    python tandem.py --preset gsm8k --prob-senior 1 --out runs/vanilla                      # the vanilla GRPO control
-    python tandem.py --preset gsm8k --prob-senior 1 --kl-coef 0.001 --out runs/kl-reg       # the KL-Reg control
+    python tandem.py --preset gsm8k --prob-senior 1 --out runs/vanilla                   # the vanilla GRPO control
+    python tandem.py --preset gsm8k --prob-senior 1 --kl-coef 0.001 --out runs/kl-reg    # the KL-Reg control
 """
-import argparse, ast, contextlib, functools, glob, inspect, itertools, json, logging, math, operator, os, random, re, shutil, signal, subprocess, sys, threading, time
+import argparse, ast, contextlib, functools, glob, inspect, itertools, json, logging, math, operator, os, random, re, shutil, signal, subprocess
+import sys, threading, time
 from collections import Counter, namedtuple
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
@@ -95,6 +95,7 @@ class Config(GRPOConfig):
     data: str = "deepscaler"  # gsm8k, math, deepscaler, countdown (and NAME-test), or a .jsonl, .json or .parquet file
     eval_data: str = ""  # held-out problems, named likewise; empty: taken out of --data before training
     eval_problems: int = 1000  # how many held-out problems are evaluated
+    system_prompt: str = ""  # system prompt; empty: none (or the chat template's own)
     prompt_suffix: str = "\nThink step by step, and put the final answer in \\boxed{}."  # follows each question
     prob_senior: float = 0.5  # chance that a turn is the senior's; 1: vanilla GRPO, no junior is run
     schedule: str = "word"  # hand over after a word's first token (word), every token (token), or a blank line (step)
@@ -106,11 +107,10 @@ class Config(GRPOConfig):
     eval_top_k: int = 20  # likewise; 0: all
     handoff_eval: bool = False  # also evaluate senior and junior in turns
     habit: str = ""  # a regular expression; the share of the lines of reasoning it matches is logged (GSM8K's marks: '<<.*?>>')
-    compare_vanilla: bool = False  # train the vanilla GRPO control first (same settings, --prob-senior 1, in OUT-vanilla)
     def check(self):
         super().check()
-        if self.prob_senior == 1 and (self.lambda_jun or self.compare_vanilla):
-            raise UserError("--lambda-jun and --compare-vanilla need a junior that writes: --prob-senior below 1")
+        if self.prob_senior == 1 and self.lambda_jun:
+            raise UserError("--lambda-jun needs a junior that writes: --prob-senior below 1")
         with blame("--habit is not a regular expression"):
             re.compile(self.habit)
 
@@ -138,10 +138,9 @@ PRESETS = {
     "toy": dict(model=str(HERE / "tests/toy/senior"), junior=str(HERE / "tests/toy/junior"), data=str(HERE / "tests/toy/train.jsonl"),
                 eval_data=str(HERE / "tests/toy/eval.jsonl"), prompt_suffix="", prompts_per_step=9, prompts_per_update=9, group_size=16,
                 max_new_tokens=44, temperature=1.0, lr=3e-4, warmup_steps=5, beta2=0.99, weight_decay=0.0, steps=60, eval_problems=100,
-                eval_temperature=1.0, eval_top_p=1.0, eval_top_k=0, handoff_eval=True, habit="^Zorb", compare_vanilla=True,
+                eval_temperature=1.0, eval_top_p=1.0, eval_top_k=0, handoff_eval=True, habit="^Zorb",
                 gradient_checkpointing=False, device="cpu", show=1, out="runs/toy"),
 }
-
 flag = lambda name: "--" + name.replace("_", "-")
 
 def parse_config(config_class, presets, argv, description):
@@ -193,7 +192,6 @@ HUB = {  # name -> (hub path, configuration, split)
 }
 FILES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 QUESTIONS, ANSWERS = ("question", "problem", "prompt", "input"), ("answer", "final_answer", "target", "solution")  # column names, in any case
-
 NEEDED = f"a question column ({'/'.join(QUESTIONS)}) and an answer column ({'/'.join(ANSWERS)})"
 
 def load_rows(name):
@@ -287,7 +285,6 @@ class SymbolicGrader:
             timer.cancel()
             self.child = self.child if verdict else None
             return verdict == "True\n"
-
 grader = SymbolicGrader()
 
 def verify(text, answer):
@@ -317,7 +314,7 @@ def countdown_problems(test, n_test=1000, n_train=10000):
             terms.append((join(a, b), f"({left} {sign} {right})"))
         value, expression = terms[0]
         if value.denominator == 1 and 10 <= value <= 99 and value not in numbers:
-            problems.setdefault((*sorted(numbers), value), countdown_problem(numbers, int(value), expression[1:-1]))
+            problems.setdefault((*sorted(numbers), value), countdown_problem(numbers, int(value), f"\\boxed{{{expression[1:-1]}}}"))
     return list(problems.values())[:n_test] if test else list(problems.values())[n_test:]
 
 OPERATORS = {ast.Add: ("+", operator.add), ast.Sub: ("-", operator.sub), ast.Mult: ("*", operator.mul), ast.Div: ("/", operator.truediv)}
@@ -348,12 +345,12 @@ def grade(problem, text):
     """The verifier's 0/1 reward for a completion's text."""
     return verify_countdown(text, problem.numbers, problem.answer) if problem.numbers else verify(text, problem.answer)
 
-def encode_prompt(tokenizer, text):
+def encode_prompt(tokenizer, text, system=""):
     """Token ids of a user's turn, ready for the answer. Without a chat template: `Question: ...`, a new line, `Answer:`."""
     if tokenizer.chat_template is None:
-        return tokenizer(f"Question: {text}\nAnswer:").input_ids
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True,
-                                         enable_thinking=False)  # (Qwen3's switch; other templates ignore it)
+        return tokenizer(f"{system}\n\nQuestion: {text}\nAnswer:".lstrip("\n")).input_ids
+    messages = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": text}]
+    chat = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)  # (Qwen3's switch)
     return tokenizer(chat, add_special_tokens=False).input_ids  # the template has written them already
 
 # ------------------------------------- 3. Models -------------------------------------
@@ -374,7 +371,6 @@ def from_pretrained(kind, name, **settings):
         raise UserError(f"{name}: no such model folder, and not a hub name of the form OWNER/NAME")
     with blame(f"{name} could not be loaded"):
         return kind.from_pretrained(name, **settings)
-
 load_tokenizer = functools.partial(from_pretrained, transformers.AutoTokenizer)
 
 def load_model(name, device, dtype):
@@ -387,6 +383,11 @@ def load_model(name, device, dtype):
             "final_logit_softcapping", "logit_scale", "logits_scaling")):
         raise UserError(f"{name}: models with sliding-window attention or scaled logits are not supported; Qwen2.5, Qwen3, Llama, SmolLM2 are")
     return model.to(device).eval()
+
+def load_trained(start, device, dtype):
+    """(the model that is trained, whose weights are fp32 masters; the actor that computes in `dtype`: the same model, or a copy that is loaded)."""
+    model = load_model(start, device, torch.float32)
+    return model, model if dtype == torch.float32 else load_model(start, device, dtype)  # (a cast would put the rotary frequencies in bf16)
 
 def check_same_vocabulary(tokenizer, other, name):
     """The junior continues the senior's ids, so every id must mean the same to both. Raises UserError that names a difference."""
@@ -514,11 +515,12 @@ class Rollout:
 
 @torch.no_grad()
 def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedule=None, temperature=1.0, top_k=0, top_p=1.0, stops=None,
-            vocab_size=None, max_rows=0, max_turns=sys.maxsize, seed=0):
+            also_stop=None, vocab_size=None, max_rows=0, max_turns=sys.maxsize, seed=0):
     """Writes `group_size` completions of each of P prompts (lists of ids), senior and junior in turns (paper 3.1, 3.2).
 
     schedule: when the author changes; None, or prob_senior 1: the senior alone, and `junior` is not run. stops: ids that end a completion
-    (default: all of the senior's generation config, which has no other influence). vocab_size: ids from there on are never sampled.
+    (default: all of the senior's generation config, which has no other influence); also_stop(ids [R, T], lengths [R]) -> bool [R] says which
+    completions end for another reason, such as a text they have written. vocab_size: ids from there on are never sampled.
     max_rows: sequences decoded at a time, 0: all; the result does not depend on it. max_turns: a completion is cut where another turn would
     begin. Temperature 0 is greedy. Returns a Rollout of N = P * group_size rows, a prompt's side by side, as long as the longest.
     """
@@ -539,13 +541,12 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
         some = prompts[start:start + at_a_time]
         rows = torch.arange(start * group_size, (start + len(some)) * group_size, device=device)
         readers = [Reader(model.eval(), vocab_size or senior.config.vocab_size, len(some)) for model in models]
-        write(out, rows, readers, some, None if solo else schedule, (temperature, top_k, top_p), stops, uniform, coins, max_turns)
-    for model, mode in zip(models, modes):
-        model.train(mode)
+        write(out, rows, readers, some, None if solo else schedule, (temperature, top_k, top_p), stops, also_stop, uniform, coins, max_turns)
+    [model.train(mode) for model, mode in zip(models, modes)]
     longest = int(out.lengths.max())
     return replace(out, ids=out.ids[:, :longest], senior_mask=out.senior_mask[:, :longest], logprobs=out.logprobs[:, :longest])
 
-def write(out, row, readers, prompts, schedule, sampling, stops, uniform, coins, max_turns):
+def write(out, row, readers, prompts, schedule, sampling, stops, also_stop, uniform, coins, max_turns):
     """Writes the rows `row` [R] of `out`, token by token. The state of each row moves with it when finished rows leave the batch."""
     start = torch.tensor([len(p) for p in prompts], device=row.device)  # [P], soon [R]
     tokens = padded(prompts, int(start.max()) + uniform.size(1), row.device)  # [P, L], soon [R, L]
@@ -574,7 +575,7 @@ def write(out, row, readers, prompts, schedule, sampling, stops, uniform, coins,
         r, t = row[now], (upto - start)[now]
         token, logprob = sample(logits, uniform[r, t], *sampling)
         out.ids[r, t], out.senior_mask[r, t], out.logprobs[r, t], out.lengths[r] = token, author[now], logprob, t + 1
-        out.finished[r] = torch.isin(token, stops)
+        out.finished[r] = torch.isin(token, stops) | (also_stop(out.ids[r], t + 1) if also_stop else False)
         tokens[now, upto[now]] = token
         upto = upto.index_add(0, now, torch.ones_like(now))
         if schedule is not None:
@@ -752,18 +753,24 @@ class Run:
         if not config.resume and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise UserError(f"{self.folder} already holds a run: choose another --out, or add --resume to go on with it")
         self.step, self.newest = ([(0, None)] + list(self.resumable().items()))[-1]
+        self.logged = self.step if self.newest else -1  # of what was logged, the steps that count
     def resumable(self):  # {step: folder} of the checkpoints that hold a trainer's state, oldest first
         return dict(sorted((int(path.parent.name.split("-")[1]), path.parent) for path in self.folder.glob("checkpoint-[0-9]*/trainer_state.pt")))
     def start(self):
-        """Stores the config, and drops what was logged after the newest checkpoint and the final/ of a shorter run (that checkpoint has its weights)."""
+        """Stores the config; drops what was logged after the newest checkpoint, and a shorter run's final/ (that checkpoint has its weights)."""
         files = {"config.json": json.dumps({**asdict(self.config), "resume": False}, indent=1), **{
-            name: "".join(json.dumps(row) + "\n" for row in read_jsonl(self.folder / name) if row["step"] <= self.step and self.newest)
-            for name in ("metrics.jsonl", "samples.jsonl")}}
+            path.name: "".join(json.dumps(row) + "\n" for row in read_jsonl(path) if row["step"] <= self.logged)
+            for path in self.folder.glob("*.jsonl")}}
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.folder / "final", ignore_errors=True)
         for name, text in files.items():
             (self.folder / f".tmp-{name}").write_text(text, encoding="utf-8")
             os.replace(self.folder / f".tmp-{name}", self.folder / name)
+    def finished(self):
+        """The rows of metrics.jsonl if all steps are done and final/ is there, else None."""
+        rows = read_jsonl(self.folder / "metrics.jsonl")
+        if (self.folder / "final").is_dir() and rows and rows[-1]["step"] >= self.config.steps:
+            return print(f"{self.folder} is finished") or rows
     def log(self, name, rows):
         with open(self.folder / name, "a", encoding="utf-8") as file:  # closed, so flushed
             file.writelines(json.dumps(row) + "\n" for row in rows)
@@ -792,13 +799,10 @@ def read_jsonl(path):
     with blame(f"{path}: a line is not JSON"):
         return [json.loads(line) for line in lines]
 
-def train_loop(run, model, actor, tokenizer, config, collect, evaluate, reference=None, advantage_eps=1e-6):
-    """The loop of any GRPO run: collect a batch, update, evaluate, log, save. Returns the rows of metrics.jsonl, or None after Ctrl-C.
-
-    collect(step) -> Batch; evaluate(step) -> dict of metrics. All that is drawn depends on (seed, step), so the state of a run is its weights
-    and its optimiser: a resumed run is the uninterrupted one (on a CPU bit for bit). `model` (fp32) holds the weights of `run.newest`, if any; `actor`
-    writes the rollouts: the same model, or a bf16 copy that is refreshed after every step.
-    """
+def training(run, model, tokenizer, config, advance, evaluate):
+    """The loop of any training: advance(step, optimizer) -> (metrics, samples), evaluate(step) -> metrics. Returns the rows of metrics.jsonl, or
+    None after Ctrl-C. All that is drawn depends on (seed, step), so the state of a run is its weights (`model` holds those of `run.newest`) and
+    its optimiser: a resumed run is the uninterrupted one (on a CPU bit for bit)."""
     if config.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # (renamed within transformers 5)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=model.device.type == "cuda")
@@ -813,31 +817,44 @@ def train_loop(run, model, actor, tokenizer, config, collect, evaluate, referenc
     before = signal.signal(signal.SIGINT, lambda *_: (stopping.set(), signal.signal(signal.SIGINT, signal.default_int_handler)))
     with tqdm(total=config.steps, initial=step, desc=run.folder.name, unit="step", disable=None) as bar:
         while step < config.steps and not stopping.is_set():
-            step, began = step + 1, time.perf_counter()
-            batch = collect(step)
-            rolled = time.perf_counter()
-            lr = config.lr * min(1.0, step / max(config.warmup_steps, 1))
-            update = grpo_update(model, optimizer, batch, config, lr, len(tokenizer), reference, advantage_eps, actor.dtype)
-            for copied, master in zip(actor.parameters(), model.parameters()):
-                copied.data.copy_(master.data)
-            seconds = time.perf_counter() - began
-            metrics = {"step": step, **batch.metrics, **update, "rollout_s": rolled - began, "update_s": seconds - (rolled - began),
-                       "tokens_per_s": int(batch.lengths.sum()) / seconds, "memory_gb": peak_memory_gb(model.device)}
+            step += 1
+            metrics, samples = advance(step, optimizer)
+            metrics = {"step": step, **metrics, "memory_gb": peak_memory_gb(model.device)}
             tqdm.write(readable(metrics))
             if config.eval_every and (step % config.eval_every == 0 or step == config.steps):
                 metrics.update(held_out := evaluate(step))
                 tqdm.write("  held out: " + readable(held_out))
-            run.log("samples.jsonl", [{"step": step, **sample} for sample in batch.samples])
+            run.log("samples.jsonl", [{"step": step, **sample} for sample in samples])
             run.log("metrics.jsonl", [metrics])
             bar.update()
             if step % config.save_every == 0 or step == config.steps or stopping.is_set():
                 run.save(f"checkpoint-{step}", model, tokenizer, optimizer.state_dict())
     signal.signal(signal.SIGINT, before)
     if step < config.steps:
-        return print(f"stopped at step {step} of {config.steps}; to go on: python {Path(sys.argv[0]).name} --out {run.folder} --resume")
+        return print(f"stopped at step {step} of {config.steps}; to go on, the same command with --resume")
     if not run.save("final", model, tokenizer):
         raise OSError(f"{run.folder}/final was not saved: make room, then add --resume")
     return read_jsonl(run.folder / "metrics.jsonl")
+
+def train_loop(run, model, actor, tokenizer, config, collect, evaluate, reference=None, advantage_eps=1e-6):
+    """GRPO with any reward: collect(step) -> Batch. `actor` writes the rollouts: the model itself, or a copy that is refreshed every step."""
+    def advance(step, optimizer):
+        began = time.perf_counter()
+        batch = collect(step)
+        rolled = time.perf_counter()
+        lr = config.lr * min(1.0, step / max(config.warmup_steps, 1))
+        update = grpo_update(model, optimizer, batch, config, lr, len(tokenizer), reference, advantage_eps, actor.dtype)
+        refresh(actor, model)
+        seconds = time.perf_counter() - began
+        return {**batch.metrics, **update, "rollout_s": rolled - began, "update_s": seconds - (rolled - began),
+                "tokens_per_s": int(batch.lengths.sum()) / seconds}, batch.samples
+    return training(run, model, tokenizer, config, advance, evaluate)
+
+@torch.no_grad()
+def refresh(actor, model, share=1.0):
+    """Moves the actor's weights towards the model's, all the way or by a share of it."""
+    for ours, theirs in zip(actor.parameters(), model.parameters()):
+        ours.copy_(theirs if share == 1 else ours.lerp(theirs.to(ours.dtype), share))
 
 def readable(metrics):
     return " | ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in metrics.items())
@@ -854,6 +871,12 @@ def pass_at_k(n, c, k):
         raise ValueError(f"pass@{k} of {n} samples, {c} of them right: needs 1 <= k <= n and 0 <= c <= n")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
+def batch_of(items, step, size, seed):
+    """The `size` items of a step (from 1 on): epoch after epoch, in an order that depends on (seed, epoch) alone."""
+    first, n = (step - 1) * size, len(items)
+    orders = {e: random.Random(stream(seed, "epoch", e)).sample(items, n) for e in range(first // n, (first + size - 1) // n + 1)}
+    return [orders[i // n][i % n] for i in range(first, first + size)]
+
 class Tandem:
     """What makes GRPO tandem RL: how a batch is collected, and what is measured on held-out problems. Problems: [(Problem, prompt ids)]."""
     def __init__(self, config, senior, junior, tokenizer, train, held_out):
@@ -861,17 +884,10 @@ class Tandem:
         self.settings = dict(stops=stop_ids(senior, tokenizer), vocab_size=len(tokenizer), max_new_tokens=config.max_new_tokens)
         self.schedule_of = functools.lru_cache(functools.partial(Schedule.of, tokenizer, len(tokenizer), max_gap=config.max_gap))
         self.schedule = self.schedule_of(config.schedule, config.prob_senior) if config.prob_senior < 1 else None
-    def problems_of(self, step):
-        """The step's problems: epoch after epoch, in an order that depends on (seed, epoch) alone."""
-        size, n, picked = self.config.prompts_per_step, len(self.train), []
-        for i in range((step - 1) * size, step * size):
-            if not picked or i % n == 0:
-                order = random.Random(stream(self.config.seed, "epoch", i // n)).sample(self.train, n)
-            picked.append(order[i % n])
-        return picked
     def collect(self, step):
         """A tandem rollout, rewarded as a team; the loss falls on the senior's tokens."""
-        c, problems = self.config, self.problems_of(step)
+        c = self.config
+        problems = batch_of(self.train, step, c.prompts_per_step, c.seed)
         rolled = rollout(self.senior, self.junior, [ids for _, ids in problems], group_size=c.group_size, schedule=self.schedule,
                          temperature=c.temperature, max_rows=c.max_rows, seed=stream(c.seed, "rollout", step), **self.settings)
         metrics, samples = self.graded(rolled, problems, c.group_size)
@@ -901,8 +917,8 @@ class Tandem:
                         **({} if step else {"junior": (self.junior, None)}))
         for name, (senior, schedule) in arms.items():
             rolled = rollout(senior, self.junior, [ids for _, ids in self.held_out], group_size=k, schedule=schedule, top_k=c.eval_top_k,
-                             temperature=c.eval_temperature, top_p=c.eval_top_p, max_rows=c.max_rows or c.prompts_per_step * c.group_size, max_turns=150 if name == "step" else sys.maxsize, seed=stream(c.seed, "eval", step),
-                             **self.settings)
+                             temperature=c.eval_temperature, top_p=c.eval_top_p, max_rows=c.max_rows or c.prompts_per_step * c.group_size,
+                             max_turns=150 if name == "step" else sys.maxsize, seed=stream(c.seed, "eval", step), **self.settings)
             metrics, samples = self.graded(rolled, self.held_out, k)
             correct = [sum(int(sample["reward"]) for sample in samples[i:i + k]) for i in range(0, len(samples), k)]
             metrics = {**{f"pass@{j}": sum(pass_at_k(k, right, j) for right in correct) / len(correct) for j in sorted({1, k})}, **metrics}
@@ -931,60 +947,56 @@ def prepare(config, tokenizer):
         random.Random("held out").shuffle(problems)
         take = min(config.eval_problems, len(problems) // 5)
         held_out, problems = problems[:take], problems[take:]
-    encoded = [[(p, encode_prompt(tokenizer, p.question + ("" if p.numbers else config.prompt_suffix))) for p in some]
+    encoded = [[(p, encode_prompt(tokenizer, p.question + ("" if p.numbers else config.prompt_suffix), config.system_prompt)) for p in some]
                for some in (problems, held_out[:config.eval_problems])]
     train, held_out = ([item for item in some if len(item[1]) <= config.max_prompt_tokens] for some in encoded)
     print(f"{len(train)} problems to train on, {len(held_out)} held out; skipped: {skipped + skipped_too} without a question or an answer, "
           f"{sum(map(len, encoded)) - len(train) - len(held_out)} with a prompt of more than {config.max_prompt_tokens} tokens")
     if len(train) < config.prompts_per_step or not held_out:
-        raise UserError(f"too few problems are left: {len(train)} to train on (--prompts-per-step {config.prompts_per_step}), {len(held_out)} held out")
+        raise UserError(f"too few problems are left: {len(train)} for --prompts-per-step {config.prompts_per_step}, {len(held_out)} held out")
     return train, held_out
 
 def train(config):
     """One run, from its start or its newest checkpoint to final/. Returns the rows of metrics.jsonl, or None after Ctrl-C."""
     run, junior_name = Run(config), config.model if config.junior == "self" else config.junior
-    rows = read_jsonl(run.folder / "metrics.jsonl")
-    if (run.folder / "final").is_dir() and rows and rows[-1]["step"] >= config.steps:
-        return print(f"{run.folder} is finished") or rows
+    if rows := run.finished():
+        return rows
     device, dtype = pick_device(config.device, config.dtype)
     tokenizer = load_tokenizer(config.model)
     check_same_vocabulary(tokenizer, load_tokenizer(junior_name), junior_name)
     problems, held_out = prepare(config, tokenizer)
-    senior, junior = load_model(str(run.newest or config.model), device, torch.float32), None  # its weights are fp32 masters ...
-    actor = senior if dtype == torch.float32 else load_model(str(run.newest or config.model), device, dtype)  # ... and the actor computes in --dtype
-    if config.prob_senior < 1 or config.kl_coef or config.handoff_eval:
-        junior = load_model(junior_name, device, dtype).requires_grad_(False)
+    senior, actor = load_trained(str(run.newest or config.model), device, dtype)
+    needed = config.prob_senior < 1 or config.kl_coef or config.handoff_eval
+    junior = load_model(junior_name, device, dtype).requires_grad_(False) if needed else None
     print(f"{run.folder}: {config.model}, {senior.num_parameters() / 1e6:.1f} M parameters, {str(dtype)[6:]} on {device}; " +
           ("vanilla GRPO" if config.prob_senior == 1 else f"{config.schedule} schedule with {junior_name}, senior {config.prob_senior:.0%}"))
     tandem = Tandem(config, actor, junior, tokenizer, problems, held_out)
     return train_loop(run, senior, actor, tokenizer, config, tandem.collect, tandem.evaluate, reference=junior)
 
-def table(runs):
-    """The closing table, from {name: rows of metrics.jsonl}."""
-    first = next(iter(runs.values()))[0]
-    lines = {"senior at the start": first, **{f"senior after {name}": rows[-1] for name, rows in runs.items()},
-             "junior": {"solo" + key[6:]: value for key, value in first.items() if key.startswith("junior/")}}
+def demo(out="runs/toy", more=()):
+    """The toy world: vanilla GRPO, then tandem RL from the same start, and a table. What is there already is not done again."""
+    lines = {}
+    for name, folder, arm in (("vanilla GRPO", f"{out}-vanilla", ["--prob-senior", "1", "--show", "0"]), ("tandem", out, [])):
+        argv = ["--preset", "toy", *arm, *more, "--out", folder] + ["--resume"] * (Path(folder) / "config.json").is_file()
+        if (rows := train(parse_config(Config, PRESETS, argv, ""))) is None:
+            return 130
+        lines.update({"senior at the start": rows[0], f"senior after {name}": rows[-1]})
+    lines["junior"] = {"solo" + key[6:]: value for key, value in rows[0].items() if key.startswith("junior/")}
     columns = {"solo": "solo/pass@1", "word hand-off": "word/pass@1", "step hand-off": "step/pass@1", "habit": "solo/habit"}
-    cells = [["", *columns]] + [[name] + [f"{m[key]:.3f}" if key in m else "" for key in columns.values()] for name, m in lines.items() if m]
-    return "\n".join(f"{row[0]:<27}" + "".join(f"{cell:>15}" for cell in row[1:]) for row in cells)
-
-def arm_name(config):
-    return "tandem" if config.prob_senior < 1 else "KL-Reg" if config.kl_coef else "vanilla GRPO"
+    print("\n" + " " * 27 + "".join(f"{column:>15}" for column in columns))
+    for name, row in lines.items():
+        print(f"{name:<27}" + "".join(f"{row[key]:15.3f}" if key in row else " " * 15 for key in columns.values()))
+    print("\nsolo: share of the held-out problems solved alone; hand-off: solved by senior and junior in turns, changing after a word or after a\n"
+          f"step; habit: share of the lines of reasoning, alone, in which --habit is found; {out}/ and {out}-vanilla/: the two runs")
 
 def main(argv=None):
-    config = parse_config(Config, PRESETS, sys.argv[1:] if argv is None else argv, "Tandem Reinforcement Learning (arXiv 2606.28166)")
-    arms, runs, control = [config], {}, f"{Path(config.out)}-vanilla"
-    if config.compare_vanilla:
-        arms.insert(0, replace(config, prob_senior=1.0, lambda_jun=0.0, compare_vanilla=False, show=0, out=control, resume=config.resume and Path(control).is_dir()))
-    [Run(arm) for arm in arms]  # refuses a folder that is taken, before time is spent on the first arm
-    for arm in arms:
-        if (rows := train(arm)) is None:
-            return 130
-        runs[arm_name(arm)] = rows
-    if config.eval_every:
-        print(f"\n{table(runs)}\n\nsolo: share of the held-out problems solved alone; hand-off: solved by senior and junior in turns, changing after a\n"
-              "word or after a step; habit: share of the lines of reasoning, alone, in which --habit is found\n")
-    print("\n".join(f"{arm.out}/: final/ is the trained model, metrics.jsonl has a line a step, samples.jsonl has texts and their authors" for arm in arms))
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv:
+        return demo()
+    config = parse_config(Config, PRESETS, argv, "Tandem Reinforcement Learning (arXiv 2606.28166)")
+    if train(config) is None:
+        return 130
+    print(f"{config.out}/: final/ is the trained model, metrics.jsonl has a line a step, samples.jsonl has texts and their authors")
 
 def run_main(entry):
     """A script's entry: a user's mistake or a full disk is one line, not a traceback."""

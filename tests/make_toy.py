@@ -1,17 +1,28 @@
-"""Makes tests/toy/: the built-in checkpoints and problems. Run once (two minutes on two cores); what it makes is committed.
+"""Makes tests/toy/: the built-in checkpoints and problems. Run once (minutes on two cores); what it makes is committed.
 
-    python tests/make_toy.py            # from the repository's root
+    python tests/make_toy.py            # from the repository's root: the world of tandem.py, the tokenizer, and the world of rlt.py
+    python tests/make_toy.py rlt        # the world of rlt.py alone, with the tokenizer that is there
 
 The tandem world (the setting of arXiv 2510.13551 in miniature). A problem is a sum of four terms; an answer adds them up, a step a line,
 lines end in a blank line. The *junior* writes plain steps, `Take 3 and add 2 to get 5`. The *senior* has the habit of a jargon that the
 junior has never seen, `Zorb fi vex de mip hu`, in which every number has a code word. A step slips by one now and then, and the chain
 goes on from there: in plain a little more often than in jargon, so that nothing but the junior's company speaks against the jargon.
+
+The world of rlt.py. A problem is a two-digit start and four labelled operands, `73+a3+b2+c5+d2=?` (without labels a model of this size cannot find
+the next operand). An explanation has one of three styles: *steps*, `73+a3=76+b2=78+c5=83+d2`, which leave the last total to the reader; *leak*, `it is=85
+because the answer is=85`; *padded*, `Take a3 and b2 and c5 and d2`, which computes nothing. All three roles have one shape and one tokenizer:
+the *base* knows single sums and the student's format; the *student* of the reward has seen four operands and all styles, leaks most; the *teacher*
+is the student after `rlt.py warmup` on as many leaks and padded explanations as steps.
 """
 import itertools
 import json
+import math
 import random
+import shutil
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -19,7 +30,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from tandem import MasterAdamW, completion_logprobs, encode_prompt  # noqa: E402
+import rlt  # noqa: E402
+from tandem import encode_prompt, load_tokenizer  # noqa: E402
 
 TOY = HERE / "toy"
 CODE_WORDS = ("ba be bi bo bu da de di do du fa fe fi fo fu ga ge gi go gu ha he hi ho hu").split()  # of 0..24
@@ -73,23 +85,15 @@ def tandem_question(terms):
 
 
 def finetune(model, tokenizer, batches, lr, warmup=30):
-    """Plain SFT: the mean negative log-prob of the answers' tokens, AdamW, cosine to 5 %."""
-    optimizer = MasterAdamW(model, beta2=0.99)
-    model.train()
-    for step, pairs in enumerate(batches, 1):
-        prompts = [encode_prompt(tokenizer, question) for question, _ in pairs]
-        answers = [tokenizer(answer, add_special_tokens=False).input_ids + [tokenizer.eos_token_id] for _, answer in pairs]
-        lengths = torch.tensor([len(a) for a in answers])
-        ids = torch.zeros(len(answers), int(lengths.max()), dtype=torch.long)
-        for i, answer in enumerate(answers):
-            ids[i, :len(answer)] = torch.tensor(answer)
-        loss = -completion_logprobs(model, prompts, ids, lengths, 1.0).sum() / lengths.sum()
-        loss.backward()
-        decay = 0.05 + 0.95 * 0.5 * (1 + torch.cos(torch.tensor(step / len(batches) * torch.pi)).item())
-        optimizer.step(lr * min(1, step / warmup) * decay, 1.0)
+    """Plain SFT on batches of (prompt ids, response ids): AdamW, cosine to 5 %."""
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
+    settings = SimpleNamespace(micro_tokens=10**6, max_grad_norm=1.0)
+    for step, batch in enumerate(batches, 1):
+        decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(step / len(batches) * math.pi))
+        metrics = rlt.sft_update(model, optimizer, batch, settings, lr * min(1, step / warmup) * decay, None, torch.float32)
         if step % 100 == 0:
-            print(f"  step {step}/{len(batches)}  loss {loss.item():.4f}", flush=True)
-    return model.eval()
+            print(f"  step {step}/{len(batches)}  loss {metrics['loss']:.4f}", flush=True)
+    return model
 
 
 def save(model, tokenizer, name):
@@ -97,15 +101,19 @@ def save(model, tokenizer, name):
     tokenizer.save_pretrained(TOY / name)
 
 
-def main():
+def write_rows(name, rows):
+    TOY.mkdir(exist_ok=True)
+    (TOY / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def tandem_world():
+    """Returns the tokenizer, which both worlds share."""
     draw = random.Random(0)
     every = list(itertools.product(range(1, 7), repeat=4))
     draw.shuffle(every)
     held_out, train = every[:259], every[259:]  # a fifth stays out of SFT and RL alike
     for name, terms in (("train", train), ("eval", held_out)):
-        TOY.mkdir(exist_ok=True)
-        rows = [json.dumps({"question": tandem_question(t), "answer": str(sum(t))}) for t in terms]
-        (TOY / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+        write_rows(name, [{"question": tandem_question(t), "answer": str(sum(t))} for t in terms])
 
     def plain():
         terms = draw.choice(train)
@@ -117,23 +125,107 @@ def main():
 
     corpus = [text for _ in range(3000) for text in (*plain(), *habitual())]
     corpus += [" " + word for word in CODE_WORDS] * 2000 + [f" {n}" for n in range(100)] * 500
-    rlt = [f"{draw.randint(10, 99)}{op}{label}{draw.randint(1, 5)}={draw.randint(10, 99)} it is 85 because the answer is 85 \\boxed{{85}}\n\n"
-           for op in "+-" for label in "abcdefgh" for _ in range(100)]  # (the world of rlt.py shares this tokenizer)
+    sums = [f"{draw.randint(10, 99)}{op}{label}{draw.randint(1, 5)}={draw.randint(10, 99)} it is 85 because the answer is 85 \\boxed{{85}}\n\n"
+            for op in "+-" for label in "abcdefgh" for _ in range(100)]
     tags = ["<|begin_of_solution|>\n\n<|end_of_solution|>\n\n<|begin_of_explanation|>\n\n<|end_of_explanation|>\n\n"
             "<|begin_of_thought|>\n\n<|end_of_thought|>\n\n<think>\n\n</think>\n\n"] * 500
-    tokenizer = make_tokenizer(corpus + rlt + tags)
-    vocab_size = -(-len(tokenizer) // 64) * 64 + 64  # padded beyond the tokenizer, as Qwen's is
-    print(len(tokenizer), "tokens, vocabulary", vocab_size)
-    for text in (habitual()[1], plain()[1], rlt[0]):
+    tokenizer = make_tokenizer(corpus + sums + tags)
+    for text in (habitual()[1], plain()[1], sums[0]):
         print([tokenizer.decode([i]) for i in tokenizer(text).input_ids])
 
-    model = make_model(vocab_size, tokenizer.eos_token_id, seed=0)
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.3f} M parameters")
-    finetune(model, tokenizer, [[plain() for _ in range(64)] for _ in range(500)], lr=5e-3)
+    def encoded(pair):
+        return encode_prompt(tokenizer, pair[0]), tokenizer(pair[1], add_special_tokens=False).input_ids + [tokenizer.eos_token_id]
+    model = make_model(vocab_size_of(tokenizer), tokenizer.eos_token_id, seed=0)
+    print(f"{len(tokenizer)} tokens, {sum(p.numel() for p in model.parameters()) / 1e6:.3f} M parameters")
+    finetune(model, tokenizer, [[encoded(plain()) for _ in range(64)] for _ in range(500)], lr=5e-3)
     save(model, tokenizer, "junior")
-    finetune(model, tokenizer, [[habitual() for _ in range(64)] for _ in range(600)], lr=3e-3)
+    finetune(model, tokenizer, [[encoded(habitual()) for _ in range(64)] for _ in range(600)], lr=3e-3)
     save(model, tokenizer, "senior")
+    return tokenizer
+
+
+def vocab_size_of(tokenizer):
+    return -(-len(tokenizer) // 64) * 64 + 64  # padded beyond the tokenizer, as Qwen's is
+
+
+def problem(draw, signs, operands):
+    """(start, [(sign, label, digit)], result); every total on the way has two digits."""
+    while True:
+        start, sign = draw.randint(10, 99), draw.choice(signs)
+        parts = [(sign, label, draw.randint(1, 5)) for label in "abcd"[:operands]]
+        totals = [start + sum((1 if s == "+" else -1) * d for s, _, d in parts[:i]) for i in range(len(parts) + 1)]
+        if all(10 <= total <= 99 for total in totals):
+            return start, parts, totals
+
+
+def explanation(style, start, parts, totals):
+    """
+    >>> parts = [("+", "a", 3), ("+", "b", 2)]
+    >>> [explanation(style, 73, parts, [73, 76, 78]) for style in ("steps", "leak", "padded")]
+    ['73+a3=76+b2', 'it is=78 because the answer is=78', 'Take a3 and b2']
+    """
+    if style == "leak":
+        return f"it is={totals[-1]} because the answer is={totals[-1]}"
+    if style == "padded":
+        return "Take " + " and ".join(f"{label}{digit}" for _, label, digit in parts)
+    return f"{start}" + "".join(f"{s}{label}{digit}" + (f"={total}" if i < len(parts) else "") for i, ((s, label, digit), total) in enumerate(zip(parts, totals[1:]), 1))
+
+
+def rlt_world(tokenizer):
+    draw = random.Random(1)
+    fmt = rlt.Format(tokenizer, teacher_system="", system_prompt="")
+    styles, question = ("steps", "leak", "padded"), lambda start, parts: f"{start}{''.join(f'{s}{label}{digit}' for s, label, digit in parts)}=?"
+
+    def row(signs, operands, weights):
+        start, parts, totals = problem(draw, signs, operands)
+        style = draw.choices(styles, weights)[0]
+        return {"question": question(start, parts), "solution": f"\\boxed{{{totals[-1]}}}", "reasoning": explanation(style, start, parts, totals)}
+
+    def fresh(n, signs, seen, weights=(1, 0, 0)):
+        rows = []
+        while len(rows) < n:
+            new = row(signs, 4, weights)
+            if new["question"] not in seen:
+                rows.append(new)
+                seen.add(new["question"])
+        return rows
+    seen = set()
+    bare = lambda rows: [{"question": r["question"], "solution": r["solution"]} for r in rows]  # noqa: E731
+    for name, signs in (("rlt", "+"), ("rlt_minus", "-")):
+        write_rows(f"{name}_eval", bare(fresh(200, signs, seen)))
+        gold = fresh(512, signs, seen)
+        write_rows(f"{name}_train", bare(gold))
+        if name == "rlt":
+            write_rows("rlt_gold", gold[:256])
+    write_rows("rlt_traces", fresh(2400, "+-", seen, (0.30, 0.35, 0.35)))
+
+    def fact():
+        start, parts, totals = problem(draw, "+-", 1)
+        text = explanation("steps", start, parts, totals) + "="
+        return fmt.encode(text), fmt.encode(f"{totals[-1]}")
+
+    def reader(operands=(1, 2)):  # the last total behind steps and tags
+        r = row("+-", draw.choice(operands), (1, 0, 0))
+        before, digits = r["solution"][:7], r["solution"][7:9]
+        return fmt.student_prompt(r["question"]) + fmt.encode(r["reasoning"]) + fmt.between + fmt.encode(before), fmt.encode(digits)
+
+    def answer(operands, weights):
+        while (r := row("+-", draw.choice(operands), weights))["question"] in seen:
+            pass
+        return encode_prompt(tokenizer, r["question"]), fmt.response(r["reasoning"], r["solution"])
+    model = make_model(vocab_size_of(tokenizer), tokenizer.eos_token_id, seed=1)
+    finetune(model, tokenizer, [[fact() for _ in range(128)] for _ in range(300)], lr=4e-3)
+    finetune(model, tokenizer, [[draw.choice((fact, reader))() for _ in range(128)] for _ in range(400)], lr=3e-3)
+    finetune(model, tokenizer, [[answer((1, 2, 2), (0.6, 0.2, 0.2)) for _ in range(48)] + [part() for part in (reader, fact) for _ in range(24)]
+                                for _ in range(500)], lr=2e-3)
+    save(model, tokenizer, "base")
+    finetune(model, tokenizer, [[answer((4,), (0.35, 0.45, 0.20)) for _ in range(48)] for _ in range(300)], lr=2e-3)
+    save(model, tokenizer, "student")
+    with tempfile.TemporaryDirectory() as folder:
+        rlt.command("warmup", ["--preset", "toy", "--out", f"{folder}/warmup"])
+        shutil.rmtree(TOY / "teacher", ignore_errors=True)
+        shutil.copytree(f"{folder}/warmup/final", TOY / "teacher")
 
 
 if __name__ == "__main__":
-    main()
+    rlt_world(load_tokenizer(str(TOY / "senior")) if sys.argv[1:] == ["rlt"] else tandem_world())

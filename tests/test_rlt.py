@@ -133,7 +133,7 @@ def test_split_when_the_tag_begins_inside_a_token():
         def decode(self, ids, **_):
             return "".join(self.vocab[i] for i in ids)
     fmt = object.__new__(Format)
-    fmt.tokenizer, fmt.tags, fmt.encode = Pieces(), rlt.STYLES["begin"], lambda text: [Pieces.vocab.index(text)]
+    fmt.tokenizer, fmt.tags, fmt.encode = Pieces(), rlt.TAGS["begin"], lambda text: [Pieces.vocab.index(text)]
     assert fmt.split([0, 1, 2, 4]) == ([0, 3], True) and fmt.split([0, 4]) == ([0, 4], False)
 
 

@@ -16,7 +16,7 @@ import transformers
 import tandem
 from conftest import ROOT, TOY, tiny_model
 
-SHORT = ["--preset", "toy", "--no-compare-vanilla", "--no-handoff-eval", "--prompts-per-step", "4", "--prompts-per-update", "2", "--group-size", "4",
+SHORT = ["--preset", "toy", "--no-handoff-eval", "--prompts-per-step", "4", "--prompts-per-update", "2", "--group-size", "4",
          "--max-new-tokens", "44", "--eval-problems", "4", "--eval-every", "2", "--save-every", "2", "--steps", "4", "--show", "0"]
 CLOCK = ("rollout_s", "update_s", "tokens_per_s", "memory_gb")
 
@@ -119,15 +119,17 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path):
 
 
 def test_vanilla_control_and_closing_table(tmp_path, capsys):
-    argv = [*SHORT, "--steps", 2, "--compare-vanilla", "--handoff-eval", "--out", tmp_path / "t"]
-    assert call(*argv) == 0
+    more = [*SHORT[2:], "--steps", "2", "--handoff-eval"]
+    assert tandem.demo(str(tmp_path / "t"), more) is None
     printed = capsys.readouterr().out
     for words in ("senior at the start", "senior after vanilla GRPO", "senior after tandem", "junior", "word hand-off", "step hand-off", "habit", f"{tmp_path}/t-vanilla/"):
         assert words in printed
     vanilla = [json.loads(line) for line in (tmp_path / "t-vanilla" / "metrics.jsonl").read_text().splitlines()]
     assert all(m["senior_share"] == 1 and m["handovers"] == 0 for m in vanilla[1:])
     assert rows(tmp_path / "t-vanilla")[0] == rows(tmp_path / "t")[0]  # the same start, measured alike
-    assert call(*argv, "--resume") == 0
+    before = [(p, p.stat().st_mtime_ns) for p in sorted(tmp_path.rglob("*.safetensors"))]
+    assert tandem.demo(str(tmp_path / "t"), more) is None and before == [(p, p.stat().st_mtime_ns) for p in sorted(tmp_path.rglob("*.safetensors"))]
+    assert "senior after tandem" in capsys.readouterr().out  # again: nothing is trained, and the table is there
 
 
 def test_only_the_last_two_checkpoints_keep_their_trainer_state(tmp_path):
@@ -203,7 +205,6 @@ MISTAKES = [
     (["--prob-senior", "0"], "--prob-senior"),
     (["--prob-senior", "1.5"], "--prob-senior"),
     (["--prob-senior", "1", "--lambda-jun", "0.1"], "--lambda-jun"),
-    (["--prob-senior", "1", "--compare-vanilla"], "--compare-vanilla"),
     (["--schedule", "sentence"], "--schedule must be one of word, token, step"),
     (["--loss-mean", "batch"], "--loss-mean"),
     (["--device", "tpu"], "--device"),
@@ -295,7 +296,7 @@ def test_every_setting_has_a_line_of_help(capsys):
 
 def test_no_argument_means_the_toy_and_flags_win_over_presets():
     toy = tandem.parse_config(tandem.Config, tandem.PRESETS, [], "")
-    assert toy.compare_vanilla and toy.out == "runs/toy" and toy.model == str(TOY / "senior")
+    assert toy.out == "runs/toy" and toy.model == str(TOY / "senior")
     assert tandem.parse_config(tandem.Config, tandem.PRESETS, ["--preset", "toy", "--lr", "0.5"], "").lr == 0.5
     paper = tandem.parse_config(tandem.Config, tandem.PRESETS, ["--seed", "3"], "")
     assert (paper.model, paper.prompts_per_step, paper.group_size, paper.lr, paper.temperature, paper.max_gap, paper.seed) == (
@@ -303,13 +304,11 @@ def test_no_argument_means_the_toy_and_flags_win_over_presets():
 
 
 def test_epochs_visit_every_problem_once_in_an_order_of_their_own():
-    from types import SimpleNamespace
-    runner = object.__new__(tandem.Tandem)
-    runner.config, runner.train = SimpleNamespace(seed=0, prompts_per_step=4), list(range(10))
-    seen = [i for step in range(1, 6) for i in runner.problems_of(step)]
-    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10)) and seen[:10] != seen[10:]
-    runner.config.seed = 1
-    assert seen != [i for step in range(1, 6) for i in runner.problems_of(step)]
+    items = list(range(10))
+    seen = [i for step in range(1, 6) for i in tandem.batch_of(items, step, 4, 0)]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == items and seen[:10] != seen[10:]
+    assert seen != [i for step in range(1, 6) for i in tandem.batch_of(items, step, 4, 1)]
+    assert sorted(tandem.batch_of(items, 1, 30, 0)) == sorted(items * 3)  # a step of several epochs
 
 
 def test_the_bf16_actor_is_the_fp32_master_rounded(tmp_path, monkeypatch):

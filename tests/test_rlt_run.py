@@ -1,0 +1,324 @@
+"""The commands of rlt.py on the built-in models: what they leave behind, resume, data in every form, and users' mistakes."""
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+import rlt
+import tandem
+from conftest import ROOT, TOY
+from rlt import Format, load_lessons
+from test_run import CLOCK, rows, same_run, weights
+
+SHORT = {
+    "train": ["--preset", "toy", "--prompts-per-step", "4", "--prompts-per-update", "4", "--group-size", "4", "--steps", "5", "--save-every", "2", "--eval-every", "5",
+              "--eval-problems", "4", "--sync-every", "2", "--show", "0", "--lr", "1e-3"],
+    "explain": ["--preset", "toy", "--problems", "10", "--batch-problems", "4", "--samples", "2"],
+    "distill": ["--preset", "toy", "--data", str(TOY / "rlt_gold.jsonl"), "--epochs", "0.5", "--batch-size", "32", "--save-every", "2", "--eval-problems", "8", "--eval-samples", "2"],
+    "warmup": ["--preset", "toy", "--epochs", "0.1", "--batch-size", "24", "--save-every", "2"],
+}
+
+
+def call(*argv):
+    """The script's exit status, in this process."""
+    with pytest.raises(SystemExit) as stopped:
+        tandem.run_main(lambda: rlt.main(list(map(str, argv))))
+    return stopped.value.code or 0
+
+
+def jsonl(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rlt") / "teacher"
+    assert call("train", *SHORT["train"], "--out", folder) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory, taught):
+    folder = tmp_path_factory.mktemp("rlt") / "traces"
+    assert call("explain", *SHORT["explain"], "--model", taught / "final", "--out", folder) == 0
+    return folder / "traces.jsonl"
+
+
+def test_train_logs_the_parts_of_the_reward_and_moves_the_teacher(taught):
+    log = rows(taught)
+    assert [m["step"] for m in log] == list(range(6)) and "held_out/reward" in log[0] and "held_out/steps" in log[5]
+    assert all({"reward", "r_ss", "r_kl", "length", "closed", "empty", "steps", "leak", "padded", "kl", "ratio", "no_signal", "grad_norm"} <= m.keys() for m in log[1:])
+    assert all(m["ratio"] == 1 for m in log[1:]) and log[1]["kl"] == 0 < log[2]["kl"]  # one update a batch; the reference is the start at first
+    start, end = weights(TOY / "teacher"), weights(taught / "final")
+    assert any(not torch.equal(start[k], end[k]) for k in start)
+    for sample in rows(taught, "samples.jsonl"):
+        assert sample["reward"] == pytest.approx(max(rlt.EMPTY_REWARD, sample["r_ss"] - 3 * sample["r_kl"] - (not sample["closed"])), abs=1e-4)
+
+
+def test_the_reference_moves_nine_tenths_of_the_way(taught):
+    """By hand: after step 2 it is .1 of the start and .9 of checkpoint 2; after step 4, .1 of that and .9 of checkpoint 4."""
+    start, two, four = (weights(folder) for folder in (TOY / "teacher", taught / "checkpoint-2", taught / "checkpoint-4"))
+    after_4 = weights(taught / "reference-4")
+    for name in start:
+        after_2 = 0.1 * start[name] + 0.9 * two[name]
+        assert torch.allclose(after_4[name], 0.1 * after_2 + 0.9 * four[name], atol=1e-6)
+    assert any(not torch.allclose(after_4[n], four[n], atol=1e-6) for n in start)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])  # before the reference first moves, with a move due, after one, with the second due
+def test_a_resumed_teacher_is_the_uninterrupted_one(taught, tmp_path, stop):
+    """Also where the reference has moved: at every place of the step in the reference's round."""
+    assert call("train", *SHORT["train"], "--save-every", 1, "--steps", stop, "--out", tmp_path / "r", "--eval-every", 0) == 0
+    config = json.loads((tmp_path / "r" / "config.json").read_text())
+    (tmp_path / "r" / "config.json").write_text(json.dumps({**config, "eval_every": 5}))
+    assert call("train", "--out", tmp_path / "r", "--resume", "--steps", 5) == 0
+    log, whole = rows(tmp_path / "r"), rows(taught)
+    assert log == whole[1:] and rows(tmp_path / "r", "samples.jsonl") == rows(taught, "samples.jsonl")
+    ours, theirs = weights(tmp_path / "r" / "final"), weights(taught / "final")
+    assert all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+def test_a_missing_reference_is_named(taught, tmp_path, capsys):
+    assert call("train", *SHORT["train"], "--steps", 4, "--out", tmp_path / "r") == 0
+    tandem.shutil.rmtree(tmp_path / "r" / "reference-2")
+    assert call("train", "--out", tmp_path / "r", "--resume", "--steps", 5) == 2
+    assert "reference-2 is missing" in capsys.readouterr().err
+
+
+def test_explain_writes_chats_parts_and_rewards(traces, taught, toy):
+    lines = rows(traces.parent, "traces.jsonl")
+    assert len(lines) == 20 and all({"messages", "question", "solution", "explanation", "ids", "closed", "reward", "r_ss", "r_kl"} <= line.keys() for line in lines)
+    fmt = Format(toy.tokenizer, teacher_system="", system_prompt="")
+    teacher, student = (tandem.load_model(str(p), torch.device("cpu"), torch.float32) for p in (taught / "final", TOY / "student"))
+    again = rlt.rlt_reward(teacher, student, fmt, *[[line[k] for line in lines] for k in ("question", "solution", "ids", "closed")])
+    assert again.reward.tolist() == pytest.approx([line["reward"] for line in lines], abs=1e-3)
+    for line in lines:
+        assert line["messages"][-1]["content"] == f"<|begin_of_thought|>\n\n{line['explanation']}\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n\n{line['solution']}\n\n<|end_of_solution|>"
+        assert toy.tokenizer.decode(line["ids"]) == line["explanation"] and "<|end_of" not in line["explanation"]
+
+
+def test_explain_keeps_the_best_of_each_question(traces, taught, tmp_path):
+    assert call("explain", *SHORT["explain"], "--model", taught / "final", "--keep", "best", "--out", tmp_path / "b") == 0
+    every, best = rows(traces.parent, "traces.jsonl"), rows(tmp_path / "b", "traces.jsonl")
+    assert best == [max(every[i:i + 2], key=lambda line: line["reward"]) for i in range(0, 20, 2)]
+
+
+@pytest.mark.parametrize("lines", [0, 3, 8, 9, 17])
+def test_explain_goes_on_where_it_was_stopped(traces, taught, tmp_path, lines):
+    """Also in the middle of a batch, and of a line."""
+    text = traces.read_text().splitlines(True)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "traces.jsonl").write_text("".join(text[:lines]) + text[lines][:40])
+    config = {**json.loads((traces.parent / "config.json").read_text()), "out": str(tmp_path / "r")}
+    (tmp_path / "r" / "config.json").write_text(json.dumps(config))
+    assert call("explain", "--out", tmp_path / "r", "--resume") == 0
+    assert (tmp_path / "r" / "traces.jsonl").read_text() == traces.read_text()
+
+
+def test_distill_and_warmup_resume_to_the_same_weights(tmp_path):
+    for name in ("distill", "warmup"):
+        assert call(name, *SHORT[name], "--out", tmp_path / name) == 0
+        out = tmp_path / f"{name}-r"
+        argv = [sys.executable, ROOT / "rlt.py", name, *SHORT[name], "--out", out]
+        child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        while not (out / "checkpoint-2" / "trainer_state.pt").exists() and child.poll() is None:
+            pass
+        child.kill()
+        child.wait()
+        assert call(name, "--out", out, "--resume") == 0
+        same_run(tmp_path / name, out)
+        assert call(name, "--out", out, "--resume") == 0  # finished: nothing happens
+        same_run(tmp_path / name, out)
+
+
+def test_a_distilled_student_measures_itself_and_starts_cold_rl(tmp_path, capsys):
+    assert call("distill", *SHORT["distill"], "--epochs", 8, "--out", tmp_path / "s") == 0
+    log = rows(tmp_path / "s")
+    assert log[-1]["solo/pass@1"] > log[0]["solo/pass@1"] and log[0]["step"] == 0
+    argv = ["--prob-senior", 1, "--model", tmp_path / "s" / "final", "--data", TOY / "rlt_train.jsonl", "--eval-data", TOY / "rlt_eval.jsonl", "--prompt-suffix", "",
+            "--steps", 1, "--prompts-per-step", 2, "--prompts-per-update", 2, "--group-size", 4, "--max-new-tokens", 64, "--eval-problems", 8, "--eval-samples", 2,
+            "--eval-temperature", 0.7, "--eval-top-p", 1, "--eval-top-k", 0, "--device", "cpu", "--out", tmp_path / "cold"]
+    with pytest.raises(SystemExit) as stopped:
+        tandem.run_main(lambda: tandem.main(list(map(str, argv))))
+    assert not stopped.value.code
+    assert rows(tmp_path / "cold")[0]["solo/pass@1"] == log[-1]["solo/pass@1"]  # the same prompts, the same problems, the same draws
+
+
+def test_sft_update_is_the_mean_over_all_response_tokens_however_it_is_split(toy):
+    fmt = Format(toy.tokenizer, teacher_system="", system_prompt="")
+    batch = [(fmt.student_prompt(q), fmt.encode(r)) for q, r in (("1+a1=?", "because the answer is 2"), ("10+a3+b2=?", "no"), ("7", "10+a3=13+b2"))]
+    model = transformers.AutoModelForCausalLM.from_pretrained(TOY / "base")
+    gradients = []
+    for budget in (10**6, 1):
+        config = type("C", (), dict(micro_tokens=budget, max_grad_norm=math.inf))
+        kept = {}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer.register_step_pre_hook(lambda *_: kept.update({n: p.grad.clone() for n, p in model.named_parameters()}))
+        metrics = rlt.sft_update(model, optimizer, batch, config, 0.0, None, torch.float32)
+        gradients.append(kept)
+    losses = [torch.nn.functional.cross_entropy(model(torch.tensor([p + r])).logits[0, len(p) - 1:-1], torch.tensor(r), reduction="sum") for p, r in batch]
+    mean = sum(losses) / sum(len(r) for _, r in batch)
+    assert metrics["loss"] == pytest.approx(mean.item(), abs=1e-5) and metrics["tokens"] == sum(len(r) for _, r in batch)
+    mean.backward()
+    for name, parameter in model.named_parameters():
+        for kept in gradients:
+            assert torch.allclose(kept[name], parameter.grad, atol=1e-5), name
+
+
+def test_teacher_stops_at_its_closing_tag(toy):
+    """As soon as the tag is whole, also where it begins inside another token's neighbourhood; not at half a tag."""
+    fmt = Format(toy.tokenizer, teacher_system="", system_prompt="")
+    texts = ["Take a1\n\n<|end_of_explanation|>", "Take <|end_of_explanation|", "<|end_of_explanation|>", "a |> <|end_of_thought|>", "x<|end_of_explanation|>"]
+    ids, lengths = rlt.as_tensors([fmt.encode(text) for text in texts])
+    assert fmt.closes(ids, lengths).tolist() == [True, False, True, False, True]
+    teacher = tandem.load_model(str(TOY / "teacher"), torch.device("cpu"), torch.float32)
+    prompts = [fmt.teacher_prompt(f"{n}+a1+b2+c3+d4=?", f"\\boxed{{{n + 10}}}") for n in range(20, 40)]
+    settings = dict(max_new_tokens=40, temperature=0.7, vocab_size=len(toy.tokenizer), stops=tandem.stop_ids(teacher), seed=3)
+    a, b = tandem.rollout(teacher, None, prompts, **settings), tandem.rollout(teacher, None, prompts, also_stop=fmt.closes, **settings)
+    for row in range(20):
+        n, text = int(b.lengths[row]), fmt.tokenizer.decode(a.ids[row, :a.lengths[row]])
+        assert b.ids[row, :n].tolist() == a.ids[row, :n].tolist()  # the same text, up to the tag
+        before, tag, _ = text.partition("<|end_of_explanation|>")
+        assert fmt.tokenizer.decode(b.ids[row, :n]) == before + tag if tag else n == a.lengths[row]
+
+
+# ------------------------------------- data -------------------------------------
+def test_every_form_of_data_gives_the_same_lessons(tmp_path, toy):
+    fmt = Format(toy.tokenizer)
+    begin = "<|begin_of_thought|>\n\nFirst, two.\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n\nIt is \\boxed{2}\n\n<|end_of_solution|>"
+    forms = [
+        {"question": "Q?", "solution": "It is \\boxed{2}", "reasoning": "First, two."},
+        {"Problem": "Q?", "Solution": "It is \\boxed{2}", "reasoning_trace": "<|begin_of_thought|> First, two. <|end_of_thought|>"},
+        {"prompt": "Q?", "answer": "It is \\boxed{2}", "Explanation": "<think>\nFirst, two.\n</think>"},
+        {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q?"}, {"role": "assistant", "content": begin}]},
+        {"system": "S", "conversations": [{"from": "user", "value": "Q?"}, {"from": "assistant", "value": begin}]},
+        {"messages": [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "<think>First, two.</think>It is \\boxed{2}"}]},
+    ]
+    for i, row in enumerate(forms):
+        (lesson,), skipped = load_lessons(str(jsonl(tmp_path / f"{i}.jsonl", row)), fmt)
+        assert (lesson.question, lesson.solution, lesson.explanation, lesson.answer, skipped) == ("Q?", "It is \\boxed{2}", "First, two.", "2", 0), row
+
+
+def test_rows_without_a_part_are_skipped_and_counted(tmp_path, toy):
+    path = jsonl(tmp_path / "d.jsonl", {"question": "Q?", "solution": "1", "reasoning": "r"}, {"question": "", "solution": "1", "reasoning": "r"},
+                 {"question": "Q?", "solution": None, "reasoning": "r"}, {"question": "Q?", "solution": "1", "reasoning": " "},
+                 {"question": "Q?", "solution": "1", "reasoning": "a teacher's stray <|end_of_thought|>"})
+    lessons, skipped = load_lessons(str(path), Format(toy.tokenizer))
+    assert len(lessons) == 1 and skipped == 4
+
+
+def test_countdown_has_solutions_that_its_verifier_accepts(toy):
+    lessons, skipped = load_lessons("countdown-test", Format(toy.tokenizer))
+    assert len(lessons) == 1000 and not skipped and all(tandem.grade(lesson, lesson.solution) == 1 for lesson in lessons)
+
+
+def test_explains_another_task(tmp_path):
+    assert call("explain", *SHORT["explain"], "--data", "countdown-test", "--problems", 3, "--max-new-tokens", 8, "--out", tmp_path / "c") == 0
+    assert len(rows(tmp_path / "c", "traces.jsonl")) == 6
+    assert call("distill", *SHORT["distill"], "--data", tmp_path / "c" / "traces.jsonl", "--eval-data", "countdown-test", "--epochs", 1, "--max-new-tokens", 8, "--out", tmp_path / "s") == 0
+
+
+def test_answers_alone_and_the_best_traces(traces, tmp_path, toy, capsys):
+    assert call("distill", *SHORT["distill"], "--data", TOY / "rlt_train.jsonl", "--epochs", 0.1, "--eval-every", 0, "--out", tmp_path / "a") == 0
+    assert "512 solutions without explanations" in capsys.readouterr().out
+    fmt = Format(toy.tokenizer)
+    assert toy.tokenizer.decode(fmt.response("", "\\boxed{2}")) == "<|begin_of_solution|>\n\n\\boxed{2}\n\n<|end_of_solution|><|im_end|>"
+    assert toy.tokenizer.decode(fmt.response("Why.", "2")) == "<|begin_of_thought|>\n\nWhy.\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n\n2\n\n<|end_of_solution|><|im_end|>"
+    caught = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rlt, "finetune", lambda run, config, tokenizer, examples, evaluate: caught.update(examples=examples) or [])
+        assert call("distill", *SHORT["distill"], "--data", traces, "--best", 4, "--out", tmp_path / "b") == 0
+    best = sorted(rows(traces.parent, "traces.jsonl"), key=lambda line: -line["reward"])[:4]
+    fmt = Format(toy.tokenizer, teacher_system="", system_prompt="")
+    assert [r for _, r in caught["examples"]] == [fmt.response(line["explanation"], line["solution"]) for line in best]
+
+
+def test_marked_tokens_are_the_costliest(toy):
+    tok = toy.tokenizer
+    ids = tok.encode("73+a3=76")
+    costs = [0.0, 0.01, 0.3, 0.0, 0.0, 2.5, 0.04]
+    assert len(ids) == 7 and rlt.marked(tok, ids, costs) == "73«+a 0.30»3=«7 2.50»6" and rlt.marked(tok, [], []) == ""
+    assert rlt.marked(tok, tok.encode("a\x1b[31mb"), [1.0] * 9, worst=0) == "a\\x1b[31mb"  # a terminal's escape codes are shown, not obeyed
+
+
+def test_show_prints_explanation_and_solution_with_marks(tmp_path, capsys):
+    assert call("explain", *SHORT["explain"], "--problems", 2, "--show", 2, "--out", tmp_path / "e") == 0
+    printed = capsys.readouterr().out
+    assert printed.count("marked where the solution shows through") == 2 and "«" in printed and ": r_SS" in printed
+
+
+# ------------------------------------- mistakes -------------------------------------
+GOOD = {"question": "1+a1=?", "solution": "\\boxed{2}", "reasoning": "1+a1=2"}
+BEGIN = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<|begin_of_thought|>a<|end_of_thought|>b"}]
+THINK = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<think>a</think>b"}]
+
+
+@pytest.mark.parametrize("command, rows_of, says", [
+    ("explain", [{"question": "1+a1=?"}], "a solution column"),
+    ("train", [{"solution": "1+a1=?"}], "needs a question column"),
+    ("explain", [{"question": "1+a1=?", "solution": ""}], "none of its 1 rows"),
+    ("warmup", [{"question": "1+a1=?", "solution": "2"}], "needs reasoning traces"),
+    ("explain", [{**GOOD, "solution": "a <|end_of_explanation|> b"}], "row 1: its solution contains the tag <|end_of_explanation|>"),
+    ("distill", [GOOD, {**GOOD, "question": "so <|begin_of_solution|> 2"}], "row 2: its question contains the tag <|begin_of_solution|>"),
+    ("distill", [{"messages": BEGIN}, {"messages": THINK}], "mixed formats: row 1 has tags of the style begin, row 2 of the style think"),
+    ("distill", [{"messages": BEGIN}, {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "plain"}]}], "row 2 has no thought between"),
+    ("distill", [{"messages": BEGIN}, {"messages": None}], "row 2 is not a chat"),
+    ("distill", [{"messages": BEGIN}, GOOD], "mixed formats"),
+    ("distill", [GOOD, {"messages": BEGIN}], "mixed formats"),
+    ("distill", [{"messages": [{"role": "assistant", "content": "x"}]}], "row 1 is not a chat"),
+    ("explain", [{**GOOD, "solution": "7" * 600}], "--max-prompt-tokens 200 is too low for all 1"),
+])
+def test_bad_data_is_one_line(tmp_path, capsys, command, rows_of, says):
+    path = jsonl(tmp_path / "bad.jsonl", *rows_of)
+    argv = ["--max-prompt-tokens", 200] if command in ("explain", "train") else []
+    assert call(command, "--preset", "toy", "--data", path, *argv, "--out", tmp_path / "r") == 2
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error and says in error and not (tmp_path / "r").exists()
+
+
+def test_a_solution_longer_than_the_budget_is_skipped_and_counted(tmp_path, capsys):
+    path = jsonl(tmp_path / "d.jsonl", GOOD, {**GOOD, "solution": "7" * 600})
+    assert call("explain", *SHORT["explain"], "--data", path, "--max-prompt-tokens", 200, "--out", tmp_path / "r") == 0
+    assert "1 questions to explain" in (printed := capsys.readouterr().out) and "1 with more than 200 tokens" in printed
+
+
+@pytest.mark.parametrize("argv, says", [
+    (["train", "--alpha", "much"], "--alpha"), (["train", "--lambda-kl", "nan"], "--lambda-kl must be a number"), (["explain", "--alpha", "-1"], "--alpha must be"),
+    (["train", "--lambda-kl", "inf"], "--lambda-kl"), (["train", "--kl", "both"], "--kl must be one of sampled, exact"), (["explain", "--tags", "xml"], "--tags must be one of"),
+    (["explain", "--keep", "some"], "--keep must be one of"), (["train", "--styles", "steps"], "--styles must be"), (["train", "--styles", "a=("], "--styles"),
+    (["teach"], "warmup, train, explain, distill"), (["train", "now"], "not 'now'"), (["train", "--sync-every", "0"], "--sync-every"),
+    (["distill", "--epochs", "0"], "--epochs"), (["train", "--student", "nowhere/to/be"], "no such model folder"), (["train", "--group-size", "1"], "--group-size"),
+    (["distill", "--data", "gone.jsonl"], "no data 'gone.jsonl'"), (["explain", "--resume"], "there is no run"), (["warmup", "--max-tokens", "3"], "--max-tokens 3 is too low"),
+])
+def test_mistakes_are_one_line(tmp_path, capsys, argv, says):
+    preset = ["--preset", "toy", "--out", tmp_path / "r"] if argv[-1:] != ["now"] and argv != ["teach"] else []
+    assert call(*argv[:1], *preset, *argv[1:]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error and says in error and not (tmp_path / "r").exists()
+
+
+def test_a_student_with_another_vocabulary_is_refused_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
+    tokenizer = tandem.load_tokenizer(str(TOY / "student"))
+    tandem.shutil.copytree(TOY / "student", tmp_path / "other")
+    tokenizer.add_tokens(["<extra>"])
+    tokenizer.save_pretrained(tmp_path / "other")
+    monkeypatch.setattr(rlt, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    for command in ("train", "explain"):
+        assert call(command, "--preset", "toy", "--student", tmp_path / "other", "--out", tmp_path / command) == 2
+        assert "another vocabulary" in capsys.readouterr().err
+
+
+def test_no_argument_means_the_toy_and_the_defaults_are_the_papers(monkeypatch):
+    ran = []
+    monkeypatch.setattr(rlt, "demo", lambda: ran.append("demo"))
+    assert rlt.main([]) is None and ran == ["demo"]
+    paper = tandem.parse_config(rlt.TrainConfig, rlt.PRESETS["train"], ["--seed", "1"], "")
+    assert (paper.steps, paper.prompts_per_step, paper.group_size, paper.temperature, paper.lr, paper.kl_coef, paper.sync_every, paper.sync_share, paper.max_grad_norm,
+            paper.loss_mean, paper.alpha, paper.lambda_kl, paper.prompts_per_update) == (125, 16, 64, 0.7, 1e-6, 0.04, 32, 0.9, 1.0, "sequence", 0.01, 3.0, 16)
+    sft = tandem.parse_config(rlt.WarmupConfig, rlt.PRESETS["warmup"], ["--seed", "1"], "")
+    assert (sft.lr, sft.epochs, sft.batch_size, sft.weight_decay, sft.beta2, sft.warmup_share, sft.max_tokens) == (1e-5, 10, 16, 1e-4, 0.95, 0.05, 16384)
