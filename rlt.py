@@ -228,7 +228,8 @@ def load_lessons(name, fmt):
     for i, ((question, solution, trace), reward) in enumerate(zip(parts, rewards), 1):
         fmt.refuse_tags(f"{name}: row {i}", question=question, solution=solution)
         if question and solution and (trace or not explained) and not fmt.tag_in(trace):
-            lessons.append(Lesson(question, tandem.final_answer(solution) or "", solution, explanation=trace, reward=reward or 0.0))
+            lessons.append(Lesson(question, tandem.final_answer(solution) or "", solution, explanation=trace,
+                                  reward=reward if isinstance(reward, (int, float)) else 0.0))
     if not lessons:
         raise UserError(f"{name}: none of its {len(rows)} rows has both a question and a solution")
     return lessons, len(rows) - len(lessons)
@@ -309,15 +310,14 @@ class Format:
 
         Everything from the first closing tag on is cut; white space before it belongs to the tag's line, and is cut as well.
         """
-        close = self.tags["explanation"][1]
-        text = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        close, decode = self.tags["explanation"][1], functools.partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
+        text = decode(ids)
         if close not in text:
             return list(ids), False
-        at = len(text.partition(close)[0].rstrip())
-        keep = 0  # the longest run of whole tokens that ends before the tag
-        while keep < len(ids) and len(self.tokenizer.decode(ids[:keep + 1], clean_up_tokenization_spaces=False)) <= at:
-            keep += 1
-        rest = text[len(self.tokenizer.decode(ids[:keep], clean_up_tokenization_spaces=False)):at]
+        at, keep = len(text.partition(close)[0].rstrip()), len(ids)
+        while len(before := decode(ids[:keep])) > at:  # from the end, where the tag is: the longest run of whole tokens before it
+            keep -= 1
+        rest = text[len(before):at]
         return list(ids[:keep]) + (self.encode(rest) if rest else []), True
 
 # ------------------------------------- 4. Reward (paper 3.2) -------------------------------------

@@ -139,8 +139,7 @@ PRESETS = {
                 eval_data=str(HERE / "tests/toy/eval.jsonl"), prompt_suffix="", prompts_per_step=9, prompts_per_update=9, group_size=16,
                 max_new_tokens=44, temperature=1.0, lr=3e-4, warmup_steps=5, beta2=0.99, weight_decay=0.0, steps=60, eval_problems=100,
                 eval_temperature=1.0, eval_top_p=1.0, eval_top_k=0, handoff_eval=True, habit="^Zorb",
-                gradient_checkpointing=False, device="cpu", show=1, out="runs/toy"),
-}
+                gradient_checkpointing=False, device="cpu", show=1, out="runs/toy")}
 flag = lambda name: "--" + name.replace("_", "-")
 
 def parse_config(config_class, presets, argv, description):
@@ -188,8 +187,7 @@ class Problem:
 HUB = {  # name -> (hub path, configuration, split)
     "gsm8k": ("openai/gsm8k", "main", "train"), "gsm8k-test": ("openai/gsm8k", "main", "test"),
     "math": ("DigitalLearningGmbH/MATH-lighteval", "default", "train"), "math-test": ("HuggingFaceH4/MATH-500", "default", "test"),
-    "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", "default", "train"),
-}
+    "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", "default", "train")}
 FILES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 QUESTIONS, ANSWERS = ("question", "problem", "prompt", "input"), ("answer", "final_answer", "target", "solution")  # column names, in any case
 NEEDED = f"a question column ({'/'.join(QUESTIONS)}) and an answer column ({'/'.join(ANSWERS)})"
@@ -399,9 +397,8 @@ def check_same_vocabulary(tokenizer, other, name):
 
 def stop_ids(model, tokenizer=None):
     """Every id that ends an answer: all of the generation config's, and the tokenizer's."""
-    listed = model.generation_config.eos_token_id
-    listed = [*(listed if isinstance(listed, (list, tuple)) else [listed]), tokenizer and tokenizer.eos_token_id]
-    return sorted(set(listed) - {None})
+    ids = model.generation_config.eos_token_id
+    return sorted({*(ids if isinstance(ids, (list, tuple)) else [ids]), tokenizer and tokenizer.eos_token_id} - {None})
 
 # ------------------------------------- 4. Rollout (paper 3.1, 3.2) -------------------------------------
 def token_texts(tokenizer, vocab_size):
@@ -596,8 +593,7 @@ def padded(lists, width, device):
 # ------------------------------------- 5. Rewards and advantages (paper 3.3) -------------------------------------
 def completion_texts(tokenizer, rolled):
     """The text of each completion up to its stop id, N strings."""
-    ends = (rolled.lengths - rolled.finished.long()).tolist()
-    ids = [ids[:end] for ids, end in zip(rolled.ids.tolist(), ends)]
+    ids = [ids[:end] for ids, end in zip(rolled.ids.tolist(), (rolled.lengths - rolled.finished.long()).tolist())]
     return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 def group_advantages(rewards, group_size, eps=1e-6):
@@ -669,11 +665,6 @@ def grpo_loss(logp, old_logp, advantages, mask, clip_eps, ref_logp=None, kl_coef
         loss = loss + kl_coef * k3(logp, torch.where(mask, ref_logp, 0.0))
     return (torch.where(mask, loss, 0.0) / denominator).sum()
 
-def junior_kl(logp, junior_logp, junior_mask, denominator):
-    """The auxiliary term of paper 3.4 (departure 4): k3 for KL(junior || senior) over the tokens that the junior wrote."""
-    logp, junior_logp = torch.where(junior_mask, logp, 0.0), torch.where(junior_mask, junior_logp, 0.0)
-    return torch.where(junior_mask, k3(junior_logp, logp), 0.0).sum() / denominator
-
 def micro_batches(rows, totals, budget):
     """`rows`, longest first, in batches of at most `budget` tokens, padding included; a longer row gets a batch of its own.
 
@@ -724,8 +715,8 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
             now = (rows, slice(logp.size(1)))
             old, ref = logp.detach() if old_logp is None else old_logp[now], None if ref_logp is None else ref_logp[now]
             loss = grpo_loss(logp, old, advantages[rows], batch.mask[now], config.clip_eps, ref, config.kl_coef, denominator[rows].clamp(min=1))
-            if lambda_jun:
-                loss = loss + lambda_jun * junior_kl(logp, ref, others[now], others[update].sum().clamp(min=1))
+            if lambda_jun:  # paper 3.4, departure 4: KL(junior || senior) over the tokens that the junior wrote
+                loss = loss + lambda_jun * torch.where(others[now], k3(ref, logp), 0.0).sum() / others[update].sum().clamp(min=1)
             loss.backward()
             sums.update(token_sums(logp.detach(), old, ref, advantages[rows], batch.mask[now], entropy, config.clip_eps), loss=loss.item())
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm).item())
@@ -886,8 +877,7 @@ class Tandem:
         self.schedule = self.schedule_of(config.schedule, config.prob_senior) if config.prob_senior < 1 else None
     def collect(self, step):
         """A tandem rollout, rewarded as a team; the loss falls on the senior's tokens."""
-        c = self.config
-        problems = batch_of(self.train, step, c.prompts_per_step, c.seed)
+        c, problems = self.config, batch_of(self.train, step, self.config.prompts_per_step, self.config.seed)
         rolled = rollout(self.senior, self.junior, [ids for _, ids in problems], group_size=c.group_size, schedule=self.schedule,
                          temperature=c.temperature, max_rows=c.max_rows, seed=stream(c.seed, "rollout", step), **self.settings)
         metrics, samples = self.graded(rolled, problems, c.group_size)
@@ -966,8 +956,8 @@ def train(config):
     check_same_vocabulary(tokenizer, load_tokenizer(junior_name), junior_name)
     problems, held_out = prepare(config, tokenizer)
     senior, actor = load_trained(str(run.newest or config.model), device, dtype)
-    needed = config.prob_senior < 1 or config.kl_coef or config.handoff_eval
-    junior = load_model(junior_name, device, dtype).requires_grad_(False) if needed else None
+    unused = config.prob_senior == 1 and not config.kl_coef and not config.handoff_eval
+    junior = None if unused else load_model(junior_name, device, dtype).requires_grad_(False)
     print(f"{run.folder}: {config.model}, {senior.num_parameters() / 1e6:.1f} M parameters, {str(dtype)[6:]} on {device}; " +
           ("vanilla GRPO" if config.prob_senior == 1 else f"{config.schedule} schedule with {junior_name}, senior {config.prob_senior:.0%}"))
     tandem = Tandem(config, actor, junior, tokenizer, problems, held_out)
@@ -994,9 +984,7 @@ def main(argv=None):
     if not argv:
         return demo()
     config = parse_config(Config, PRESETS, argv, "Tandem Reinforcement Learning (arXiv 2606.28166)")
-    if train(config) is None:
-        return 130
-    print(f"{config.out}/: final/ is the trained model, metrics.jsonl has a line a step, samples.jsonl has texts and their authors")
+    return 130 if train(config) is None else print(f"{config.out}/: final/ is the trained model, metrics.jsonl and samples.jsonl the log")
 
 def run_main(entry):
     """A script's entry: a user's mistake or a full disk is one line, not a traceback."""

@@ -17,6 +17,7 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 import eval as measures  # noqa: E402
+import rlt  # noqa: E402
 import tandem  # noqa: E402
 from tandem import Schedule, rollout  # noqa: E402
 
@@ -94,6 +95,14 @@ def main():
     single = [{**p, "samples": [s]} for p in chains for s in p["samples"]]
     for name in ("legibility", "drift"):
         compare(f"{name}: batched / one answer at a time", lambda: measures.score(pair, name, chains), lambda: [measures.score(pair, name, [p]) for p in single], options.runs)
+
+    fmt = rlt.Format(tokenizer, teacher_system="", system_prompt="")
+    sums = [(f"{20 + i}+a{i % 5 + 1}+b2+c{i % 3 + 1}+d4=?", f"\\boxed{{{26 + i + i % 5 + 2 + i % 3}}}") for i in range(64)]
+    written = [fmt.encode(f"{q[:5]}={i + 30}" * (1 + i % 3)) for i, (q, _) in enumerate(sums)]
+    for kl in ("sampled", "exact"):
+        reward = lambda rows: rlt.rlt_reward(senior, junior, fmt, [sums[i][0] for i in rows], [sums[i][1] for i in rows], [written[i] for i in rows],  # noqa: E731
+                                             [True] * len(rows), exact_kl=kl == "exact")
+        compare(f"reward of 64 explanations, {kl} KL: batched / one at a time", lambda: reward(range(64)), lambda: [reward([i]) for i in range(64)], options.runs)
 
 
 if __name__ == "__main__":

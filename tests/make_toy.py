@@ -219,7 +219,7 @@ def rlt_world(tokenizer):
     finetune(model, tokenizer, [[answer((1, 2, 2), (0.6, 0.2, 0.2)) for _ in range(48)] + [part() for part in (reader, fact) for _ in range(24)]
                                 for _ in range(500)], lr=2e-3)
     save(model, tokenizer, "base")
-    finetune(model, tokenizer, [[answer((4,), (0.35, 0.45, 0.20)) for _ in range(48)] for _ in range(300)], lr=2e-3)
+    finetune(model, tokenizer, [[answer((4,), (0.35, 0.45, 0.20)) for _ in range(48)] for _ in range(800)], lr=2e-3)
     save(model, tokenizer, "student")
     with tempfile.TemporaryDirectory() as folder:
         rlt.command("warmup", ["--preset", "toy", "--out", f"{folder}/warmup"])
