@@ -7,7 +7,7 @@ GRPO then trains the teacher: the same GRPO as in tandem.py, which this file imp
 the students are a better start for RL with a verifier; and it explains tasks that it was not trained on.
 
 Both contexts are built by concatenating token ids, so the ids that the teacher sampled are the ids that are scored, in either context, and
-every span is known by construction: nothing is decoded, encoded again and searched for.
+every span is known by construction. Only the closing tag is looked for, in the teacher's own text.
 
 Letters: N explanations, T their positions (right-padded), S positions of the solution, V vocabulary.
 
@@ -15,9 +15,11 @@ Departures from the paper and its released code
     1. The naturalness is by default the released code's log-ratio on the sampled token (an unbiased estimate that can be negative); with
        `--kl exact` it is the paper's divergence over the whole vocabulary.
     2. A closing tag may begin inside a token (`.<` is one in Qwen's vocabulary). What stands before the tag in that token is encoded on its own.
-    3. Rewards are held at EMPTY_REWARD from below, which is also what an empty explanation earns: never more than a real one.
+    3. Rewards are held at EMPTY_REWARD from below, which is also what an empty explanation earns: never more than a real one. `floor` in the log
+       is the share of explanations there: their differences are lost.
     4. The teacher stops at its closing tag; the loss falls on all that it wrote, the tag included.
-    5. The distilled student's response begins with its opening tag, so that it needs nothing but a chat prompt afterwards.
+    5. The distilled student's response begins with its opening tag, so that afterwards it needs nothing but the chat prompt (with its system prompt).
+    6. The system prompts are in this project's own words. A student that was tuned with another one is best judged with that: --system-prompt.
 
 Run it
     python rlt.py                                                    # the built-in toy world, all of it; minutes on a laptop's CPU
@@ -27,7 +29,7 @@ Run it
     python rlt.py distill --preset small --out runs/student          # a student learns from that, and is measured before and after
     python tandem.py --prob-senior 1 --model runs/student/final ...  # RL from that cold start (README)
 """
-import functools, math, random, re, sys, time
+import functools, math, random, re, shutil, sys, time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -54,13 +56,13 @@ STUDENT_SYSTEM = "Think about the problem step by step, and then give the soluti
 class FormatConfig:
     """How teacher and student are addressed (shared by all commands)."""
     tags: str = "begin"  # begin: <|begin_of_thought|> and the like; think: <think> and the like
-    teacher_system: str = TEACHER_SYSTEM  # the teacher's system prompt; empty: none
-    system_prompt: str = STUDENT_SYSTEM  # the student's system prompt, which does not mention the solution; empty: none
+    teacher_system: str = TEACHER_SYSTEM  # the teacher's system prompt; empty: none (or the chat template's own)
+    system_prompt: str = STUDENT_SYSTEM  # the student's system prompt, which does not mention the solution; empty: likewise
 
 @dataclass
 class RewardConfig(FormatConfig):
     """The reward (shared by train and explain)."""
-    student: str = "bespokelabs/Bespoke-Stratos-7B"  # the frozen student that judges; self: the teacher's own start
+    student: str = "bespokelabs/Bespoke-Stratos-7B"  # the frozen student that judges; self: --model itself (train: as it was at the start)
     alpha: float = 0.01  # weight of the hardest solution token, and of the least natural explanation token
     lambda_kl: float = 3.0  # weight of the naturalness; 0: usefulness alone
     kl: str = "sampled"  # naturalness from the sampled token's log-ratio (sampled), or over the whole vocabulary (exact)
@@ -149,7 +151,7 @@ class WarmupConfig(SFTConfig):
 class DistillConfig(SFTConfig):
     """SFT of a student on a teacher's explanations, and what the student can do before and after."""
     data: str = "runs/traces/traces.jsonl"  # what explain wrote, or any such file; without explanations: the solutions alone
-    best: int = 0  # only so many traces, those with the highest reward; 0: all
+    best: int = 0  # only so many traces, those with the highest reward that are not too long; 0: all
     eval_data: str = "math-test"  # problems to solve, as for tandem.py
     eval_problems: int = 500  # at most so many of them
     eval_samples: int = 1  # answers to each
@@ -157,7 +159,7 @@ class DistillConfig(SFTConfig):
     eval_top_p: float = 1.0  # likewise
     eval_top_k: int = 0  # likewise; 0: all
     eval_every: int = 100000  # steps between evaluations, beside those before and after; 0: none
-    prompt_suffix: str = ""  # follows each question, in training and in evaluation
+    prompt_suffix: str = tandem.Config.prompt_suffix  # follows each question in evaluation (those of --data are taken as they are)
     max_new_tokens: int = 4096  # answers are cut here
     max_rows: int = 64  # answers decoded at a time
     show: int = 0  # answers shown in the terminal at each evaluation
@@ -184,7 +186,7 @@ PRESETS = {  # of each command
                 "toy": dict(**REWARD_TOY, model=str(TOY / "teacher"), problems=256, batch_problems=64, out="runs/toy-traces")},
     "distill": {"paper": {}, "small": dict(model=SMALL, epochs=2.0, max_tokens=4096),
                 "toy": dict(SFT_TOY, model=str(TOY / "base"), data="runs/toy-traces/traces.jsonl", eval_data=str(TOY / "rlt_eval.jsonl"),
-                            eval_problems=200, eval_samples=4, epochs=12.5, max_new_tokens=64, max_rows=0, out="runs/toy-student")},
+                            prompt_suffix="", eval_problems=200, eval_samples=4, epochs=12.5, max_new_tokens=64, max_rows=0, out="runs/toy-student")},
 }
 
 # ------------------------------------- 2. Data: questions, solutions, and perhaps explanations -------------------------------------
@@ -194,7 +196,7 @@ EXPLANATIONS = ("explanation", "reasoning", "reasoning_trace", "trace", "thought
 @dataclass
 class Lesson(Problem):
     explanation: str = ""
-    reward: float = 0.0  # of the explanation, where the file has one
+    reward: float = -math.inf  # of the explanation, where the file has one
 
 def load_lessons(name, fmt):
     """(list of Lesson, number of rows skipped for want of a part) of a named set or a local file. Raises UserError.
@@ -202,7 +204,7 @@ def load_lessons(name, fmt):
     A row is a question, a solution and perhaps an explanation, each in a column, or a chat (`messages` or `conversations`) whose last turn has a
     thought and a solution between tags. If any row has an explanation, those without are skipped, and those with a tag inside it.
     """
-    if name.startswith("countdown"):
+    if name in ("countdown", "countdown-test"):
         problems, skipped = load_problems(name)
         return [Lesson(**vars(p)) for p in problems], skipped
     rows = load_rows(name)
@@ -215,46 +217,56 @@ def load_lessons(name, fmt):
         parts = [(" ".join(row[c] for c in pick(["body"]) + questions[:1] if isinstance(row[c], str)), row[solutions[0]],
                   row[traces[0]] if traces else "") for row in rows]  # (SVAMP keeps the story in a column of its own, `Body`)
     elif chats:
-        styles, *parts = zip(*(chat_parts(name, i, row[chats[0]]) for i, row in enumerate(rows, 1)))
-        if other := next((i for i, style in enumerate(styles, 1) if style != styles[0]), None):
-            raise UserError(f"{name}: mixed formats: row 1 has tags of the style {styles[0]}, row {other} of the style {styles[other - 1]}")
-        parts = zip(*parts)
+        styles, parts = zip(*(chat_parts(row[chats[0]]) for row in rows))
+        if len(found := [style for style in dict.fromkeys(styles) if style]) > 1:
+            first, other = (f"row {styles.index(style) + 1} has tags of the style {style}" for style in found)
+            raise UserError(f"{name}: mixed formats: {first}, {other}")
     else:
         raise UserError(f"{name}: needs a question column ({'/'.join(tandem.QUESTIONS)}) and a solution column (solution/"
                         f"{'/'.join(tandem.ANSWERS[:3])}), or chats (messages/conversations); it has {', '.join(rows.column_names)}")
-    parts = [[bare(str(part)) if isinstance(part, (str, int, float)) and part == part else "" for part in row] for row in parts]
-    rewards = rows["reward"] if "reward" in rows.column_names else [0.0] * len(rows)
+    parts = [(bare(question), boxed(bare(solution)), response_parts(trace)[1] or bare(trace)) for question, solution, trace in parts]
+    rewards = rows["reward"] if "reward" in rows.column_names else [None] * len(rows)
     explained, lessons = any(trace for *_, trace in parts), []
     for i, ((question, solution, trace), reward) in enumerate(zip(parts, rewards), 1):
         fmt.refuse_tags(f"{name}: row {i}", question=question, solution=solution)
         if question and solution and (trace or not explained) and not fmt.tag_in(trace):
-            lessons.append(Lesson(question, tandem.final_answer(solution) or "", solution, explanation=trace,
-                                  reward=reward if isinstance(reward, (int, float)) else 0.0))
+            reward = reward if isinstance(reward, (int, float)) and reward == reward else -math.inf
+            lessons.append(Lesson(question, tandem.final_answer(solution) or "", solution, explanation=trace, reward=reward))
     if not lessons:
-        raise UserError(f"{name}: none of its {len(rows)} rows has both a question and a solution")
+        raise UserError(f"{name}: none of its {len(rows)} rows has all parts: a question, a solution, and an explanation if there are any")
     return lessons, len(rows) - len(lessons)
 
-def bare(text):
-    """A text without the tags around it, in any style.
+def bare(value):
+    """A cell's text without the tags around it, in any style; "" for what is no text.
 
-    >>> bare("<|begin_of_thought|> First, two. <|end_of_thought|>")
-    'First, two.'
+    >>> bare("<|begin_of_thought|> First, two. <|end_of_thought|>"), bare(145.0)
+    ('First, two.', '145')
     """
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    text = str(value).strip() if isinstance(value, (str, int, float)) and value == value else ""
     for start, end in (pair for style in TAGS.values() for pair in style.values()):
-        text = text.strip().removeprefix(start).removesuffix(end)
-    return text.strip()
+        text = text.removeprefix(start).removesuffix(end).strip()
+    return text
 
-def chat_parts(name, number, chat):
-    """(style of the tags, question, solution, explanation) of a chat. Raises UserError for one that has no such parts."""
-    with blame(f"{name}: row {number} is not a chat of user and assistant"):
-        turns = [(turn.get("role") or turn["from"], turn.get("content") or turn["value"]) for turn in chat]
-        question, answer = next(text for role, text in turns if role in ("user", "human")), turns[-1][1]
-        for style, tags in TAGS.items():
-            (open_t, close_t), (open_s, close_s) = tags["thought"], tags["solution"]
-            if open_t in answer and close_t in answer:
-                thought, _, solution = answer.partition(open_t)[2].partition(close_t)
-                return style, question, solution.partition(open_s)[2].rpartition(close_s)[0] if open_s in solution else solution, thought
-    raise UserError(f"{name}: row {number} has no thought between {' or '.join(' and '.join(tags['thought']) for tags in TAGS.values())}")
+def boxed(solution):
+    r"""A solution with its final answer where the verifier looks for it: GSM8K's `#### 42` at the end becomes `\boxed{42}`."""
+    return re.sub(r"####\s*(.+?)\s*$", lambda match: f"\\boxed{{{match[1]}}}", solution)
+
+def response_parts(text):
+    """(style of the tags, thought, solution) of a whole response; ("", "", "") if it has no thought between tags."""
+    for style, tags in TAGS.items():
+        (open_t, close_t), (open_s, close_s) = tags["thought"], tags["solution"]
+        if isinstance(text, str) and open_t in text and close_t in text:
+            thought, _, solution = text.partition(open_t)[2].partition(close_t)
+            return style, thought.strip(), solution.partition(open_s)[2].rpartition(close_s)[0] if open_s in solution else solution
+    return "", "", ""
+
+def chat_parts(chat):
+    """(style of the tags, (question, solution, explanation)) of a chat's last user's turn and last turn; empty where there are none."""
+    turns = [(turn.get("role") or turn.get("from"), turn.get("content") or turn.get("value")) for turn in chat or [] if isinstance(turn, dict)]
+    question = next((text for role, text in reversed(turns) if role in ("user", "human")), "")
+    style, thought, solution = response_parts(turns[-1][1] if turns else "")
+    return style, (question, solution, thought)
 
 # ------------------------------------- 3. Formats: contexts of ids (paper 3.1) -------------------------------------
 class Format:
@@ -308,16 +320,17 @@ class Format:
     def split(self, ids):
         """(the explanation's ids, whether its closing tag was written) of what the teacher sampled, stop id and padding left out.
 
-        Everything from the first closing tag on is cut; white space before it belongs to the tag's line, and is cut as well.
+        Everything from the first closing tag on is cut, and so are tokens of white space before it: they belong to the tag's line.
         """
-        close, decode = self.tags["explanation"][1], functools.partial(self.tokenizer.decode, clean_up_tokenization_spaces=False)
+        close, decode, keep = self.tags["explanation"][1], functools.partial(self.tokenizer.decode, clean_up_tokenization_spaces=False), len(ids)
         text = decode(ids)
         if close not in text:
             return list(ids), False
-        at, keep = len(text.partition(close)[0].rstrip()), len(ids)
-        while len(before := decode(ids[:keep])) > at:  # from the end, where the tag is: the longest run of whole tokens before it
+        while len(before := decode(ids[:keep])) > text.index(close):  # from the end, where the tag is
             keep -= 1
-        rest = text[len(before):at]
+        rest = text[len(before):text.index(close)].rstrip()  # of the token that the tag begins in
+        while not rest and keep and not decode(ids[keep - 1:keep]).strip():
+            keep -= 1
         return list(ids[:keep]) + (self.encode(rest) if rest else []), True
 
 # ------------------------------------- 4. Reward (paper 3.2) -------------------------------------
@@ -345,17 +358,19 @@ def rlt_reward(teacher, student, fmt, questions, solutions, explanations, closed
     s_prompts = [fmt.student_prompt(q) for q in questions]
     targets = [fmt.encode(s) for s in solutions]
     responses = [list(e) + fmt.between + s for e, s in zip(explanations, targets)]  # what the student reads behind its prompt
-    out = Reward(*(torch.full((n,), EMPTY_REWARD) for _ in range(3)), [torch.zeros(0)] * n, [torch.zeros(0)] * n)
+    out = Reward(*(torch.full((n,), x) for x in (EMPTY_REWARD, EMPTY_REWARD, -EMPTY_REWARD)), [torch.zeros(0)] * n, [torch.zeros(0)] * n)
     real = [i for i in range(n) if explanations[i] and targets[i]]
     totals = [max(len(p) + len(e), len(q) + len(r)) for p, e, q, r in zip(t_prompts, explanations, s_prompts, responses)]
     for rows in micro_batches(real, totals, micro_tokens):
         pick = lambda lists: [lists[i] for i in rows]  # noqa: E731
         ids, lengths = as_tensors(pick(explanations))
         read, read_lengths = as_tensors(pick(responses))
-        # one pass of the student for both parts: the explanation and, behind it, the solution
-        student_logp = completion_logprobs(student, pick(s_prompts), read, read_lengths, temperature, vocab_size=vocab_size)
+        states = completion_hidden(student, pick(s_prompts), read, read_lengths)  # one pass: the explanation and, behind it, the solution
+        student_logp = completion_logprobs(student, pick(s_prompts), read, read_lengths, temperature, vocab_size=vocab_size, states=states)
         if exact_kl:
-            kl = divergence(teacher, student, pick(t_prompts), pick(s_prompts), ids, lengths, temperature, vocab_size)
+            hidden, row, col = states
+            explained = hidden[col < lengths.to(col.device)[row]]  # [M, D], of the explanations' tokens
+            kl = divergence(teacher, student, pick(t_prompts), None, ids, lengths, temperature, vocab_size, other_hidden=explained)
         else:
             kl = completion_logprobs(teacher, pick(t_prompts), ids, lengths, temperature, vocab_size=vocab_size) - student_logp[:, :ids.size(1)]
         for j, i in enumerate(rows):
@@ -372,12 +387,14 @@ def as_tensors(lists):
     return padded(lists, int(lengths.max()), "cpu"), lengths
 
 @torch.no_grad()
-def divergence(model, other, prompts, other_prompts, ids, lengths, temperature=1.0, vocab_size=None, slice_tokens=1024):
+def divergence(model, other, prompts, other_prompts, ids, lengths, temperature=1.0, vocab_size=None, slice_tokens=1024, other_hidden=None):
     """KL(model || other) over the whole vocabulary at every position of the same completions under two prompts, in nats, [N, T], 0 on padding.
 
-    Arguments as in tandem.completion_logprobs. In slices of positions: neither model's logits of a whole batch ever exist at once.
+    Arguments as in tandem.completion_logprobs. In slices of positions: neither model's logits of a whole batch ever exist at once. other_hidden
+    [M, D]: the other's hidden states at the M positions, if they are known.
     """
-    (hidden, row, col), (hidden_other, _, _) = completion_hidden(model, prompts, ids, lengths), completion_hidden(other, other_prompts, ids, lengths)
+    hidden, row, col = completion_hidden(model, prompts, ids, lengths)
+    hidden_other = completion_hidden(other, other_prompts, ids, lengths)[0] if other_hidden is None else other_hidden
     out = torch.zeros(ids.shape, device=model.device)
     for i in range(0, len(row), slice_tokens):
         some = slice(i, i + slice_tokens)
@@ -402,18 +419,18 @@ def teach(teacher, student, fmt, lessons, config, samples, max_rows, seed):
                         [closed for _, closed in written], alpha=config.alpha, lambda_kl=config.lambda_kl, temperature=config.temperature,
                         exact_kl=config.kl == "exact", vocab_size=size, micro_tokens=config.micro_tokens)
     texts = [fmt.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids, _ in written]
-    records = [{"question": lesson.question, "solution": lesson.solution, "explanation": text, "ids": ids, "closed": closed, "reward": reward,
-                "r_ss": r_ss, "r_kl": r_kl} for lesson, text, (ids, closed), reward, r_ss, r_kl in zip(
+    records = [{"question": lesson.question, "solution": lesson.solution, "explanation": text, "ids": ids, "length": len(ids), "closed": closed,
+                "reward": reward, "r_ss": r_ss, "r_kl": r_kl} for lesson, text, (ids, closed), reward, r_ss, r_kl in zip(
                     each, texts, written, scored.reward.tolist(), scored.r_ss.tolist(), scored.r_kl.tolist())]
     return rolled, records, scored
 
 def summary(records, patterns):
     """Means over explanations: the reward's parts (of those that are not empty), length in tokens, and the share of each style."""
-    full, n = [r for r in records if r["ids"]], len(records)
-    return {"reward": sum(r["reward"] for r in records) / n,
-            **{part: sum(r[part] for r in full) / max(len(full), 1) for part in ("r_ss", "r_kl")},
-            "length": sum(len(r["ids"]) for r in records) / n, "closed": sum(r["closed"] for r in records) / n, "empty": 1 - len(full) / n,
-            **{name: sum(bool(regex.search(r["explanation"])) for r in records) / n for name, regex in patterns.items()}}
+    full, mean = [r for r in records if r["length"]], lambda values: sum(values) / len(records)
+    return {"reward": mean(r["reward"] for r in records), **{part: sum(r[part] for r in full) / max(len(full), 1) for part in ("r_ss", "r_kl")},
+            "length": mean(r["length"] for r in records), "closed": mean(r["closed"] for r in records),
+            "floor": mean(r["reward"] <= EMPTY_REWARD for r in records),
+            **{name: mean(bool(regex.search(r["explanation"])) for r in records) for name, regex in patterns.items()}}
 
 def marked(tokenizer, ids, costs, worst=3):
     """The text of ids [T]; the `worst` costliest tokens above 0.05 nats are marked with their cost: red in a terminal, elsewhere «token 1.23»."""
@@ -464,9 +481,12 @@ class Teaching:
         if self.reference is None or done == 0 or done % every:
             return
         refresh(self.reference, self.model, c.sync_share)
+        if not self.run.save(f"reference-{done}", self.reference, self.fmt.tokenizer):  # checkpoints after this could not be resumed
+            raise OSError(f"{self.run.folder}/reference-{done} was not saved: make room, then go on with --resume")
         needed = min(((step - 1) // every * every for step in self.run.resumable()), default=0)
-        if self.run.save(f"reference-{done}", self.reference, self.fmt.tokenizer):
-            [tandem.shutil.rmtree(old) for old in self.run.folder.glob("reference-[0-9]*") if int(old.name.split("-")[1]) < needed]
+        for old in self.run.folder.glob("reference-[0-9]*"):
+            if int(old.name.split("-")[1]) < needed:
+                shutil.rmtree(old)
 
 def reference_of(run, config):
     """Where the reference of the newest checkpoint lies: the teacher's start, or where it was last moved to. Raises UserError."""
@@ -480,7 +500,7 @@ def reference_of(run, config):
 def fitting(fmt, lessons, skipped, config, purpose):
     """The lessons whose teacher prompt, with the solution in it, is not too long; what is skipped is counted aloud. Raises UserError."""
     fit = [lesson for lesson in lessons if len(fmt.teacher_prompt(lesson.question, lesson.solution)) <= config.max_prompt_tokens]
-    print(f"{len(fit)} questions {purpose}; skipped: {skipped} without a question or a solution, {len(lessons) - len(fit)} with more than "
+    print(f"{len(fit)} questions {purpose}; skipped: {skipped} for want of a part, {len(lessons) - len(fit)} with more than "
           f"{config.max_prompt_tokens} tokens of question and solution")
     if not fit:
         raise UserError(f"no question is left: --max-prompt-tokens {config.max_prompt_tokens} is too low for all {len(lessons)}")
@@ -520,7 +540,7 @@ def explain(config):
     tokenizer = load_tokenizer(config.model)
     check_same_vocabulary(tokenizer, load_tokenizer(student_name), student_name)
     fmt, path = Format.of(tokenizer, config), run.folder / "traces.jsonl"
-    lessons = fitting(fmt, *load_lessons(config.data, fmt), config, "to explain")[:config.problems or None]
+    lessons = fitting(fmt, *load_lessons(config.data, fmt), config, "that could be explained")[:config.problems or None]
     kept = config.samples if config.keep == "all" else 1
     batches = [lessons[i:i + config.batch_problems] for i in range(0, len(lessons), config.batch_problems)]
     done = tandem.Counter(row["step"] for row in read_jsonl(path))  # a batch counts when all its lines are there
@@ -535,7 +555,8 @@ def explain(config):
             [show_marked(fmt, records[j], scored.token_kl[j], scored.solution_logp[j]) for j in range(min(config.show, len(records)))]
         groups = [records[j:j + config.samples] for j in range(0, len(records), config.samples)]
         chosen = records if config.keep == "all" else [max(group, key=lambda record: record["reward"]) for group in groups]
-        run.log("traces.jsonl", [{"step": i, "messages": chat(fmt, record), **record} for record in chosen])
+        rows = [{"step": i, "messages": chat(fmt, record), **record} for record in chosen]
+        run.log("traces.jsonl", [{key: value for key, value in row.items() if key != "ids"} for row in rows])
     rows = read_jsonl(path)
     print(f"{len(rows)} explanations: {tandem.readable(summary(rows, config.patterns()))}\nfile: {path}")
     return rows
@@ -551,7 +572,8 @@ def chat(fmt, record):
 def finetune(run, config, tokenizer, examples, evaluate_with):
     """SFT on (prompt ids, response ids); the loss falls on the response. Returns the rows of metrics.jsonl, or None after Ctrl-C."""
     fit = [pair for pair in examples if len(pair[0]) + len(pair[1]) <= config.max_tokens]
-    print(f"{len(fit)} examples; skipped: {len(examples) - len(fit)} with more than {config.max_tokens} tokens")
+    print(f"{len(fit)} examples fit; skipped: {len(examples) - len(fit)} with more than {config.max_tokens} tokens")
+    fit = fit[:getattr(config, "best", 0) or None]
     if not fit:
         raise UserError(f"no example is left: --max-tokens {config.max_tokens} is too low for all {len(examples)}")
     config.steps = math.ceil(len(fit) * config.epochs / config.batch_size)
@@ -561,8 +583,8 @@ def finetune(run, config, tokenizer, examples, evaluate_with):
     model, actor = load_trained(str(run.newest or config.model), device, dtype if evaluate_with else torch.float32)
     def advance(step, optimizer):
         began, batch = time.perf_counter(), batch_of(fit, step, config.batch_size, config.seed)
-        rising = step / max(config.warmup_share * config.steps, 1)
-        lr = config.lr * min(rising, 0.5 + 0.5 * math.cos(math.pi * step / (config.steps + 1)))
+        rising = max(1, round(config.warmup_share * config.steps))  # then a cosine to 0, which would be reached one step after the last
+        lr = config.lr * (step / rising if step <= rising else 0.5 + 0.5 * math.cos(math.pi * (step - rising) / (config.steps + 1 - rising)))
         return {**sft_update(model, optimizer, batch, config, lr, len(tokenizer), dtype), "update_s": time.perf_counter() - began}, []
     def evaluate(step):
         if actor is not model:
@@ -605,24 +627,27 @@ def distill(config):
     tokenizer = load_tokenizer(config.model)
     fmt = Format.of(tokenizer, config)
     lessons, skipped = load_lessons(config.data, fmt)
-    lessons = sorted(lessons, key=lambda lesson: -lesson.reward)[:config.best] if config.best else lessons
+    if config.best:
+        lessons.sort(key=lambda lesson: -lesson.reward)
+        if lessons[0].reward == -math.inf:
+            raise UserError(f"{config.data}: --best {config.best} needs rewards, and no row has one (a column `reward`)")
     what = "traces" if lessons[0].explanation else "solutions without explanations"
-    print(f"{config.data}: {len(lessons)} {what}, {skipped} skipped for want of a part")
-
-    def prompt(problem):
-        return encode_prompt(tokenizer, problem.question + ("" if problem.numbers else config.prompt_suffix), config.system_prompt)
-    problems = [(problem, prompt(problem)) for problem in load_problems(config.eval_data)[0][:config.eval_problems]] if config.eval_every else []
+    unboxed = sum("\\boxed" not in lesson.solution for lesson in lessons)
+    print(f"{config.data}: {len(lessons)} {what}, {skipped} skipped for want of a part; {unboxed} without \\boxed{{}}, which the verifier reads")
+    problems = load_problems(config.eval_data)[0][:config.eval_problems] if config.eval_every else []
+    problems = [(p, encode_prompt(tokenizer, p.question + ("" if p.numbers else config.prompt_suffix), config.system_prompt)) for p in problems]
     solo = tandem.Config(prob_senior=1.0, **{name: getattr(config, name) for name in (
         "max_new_tokens", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "max_rows", "seed", "show")})
-    return finetune(run, config, tokenizer, [(prompt(x), fmt.response(x.explanation, x.solution)) for x in lessons],
-                    lambda student, step: Tandem(solo, student, None, tokenizer, [], problems).evaluate(step))
+    examples = [(encode_prompt(tokenizer, x.question, config.system_prompt), fmt.response(x.explanation, x.solution)) for x in lessons]
+    return finetune(run, config, tokenizer, examples, lambda student, step: Tandem(solo, student, None, tokenizer, [], problems).evaluate(step))
 
 # ------------------------------------- 9. Command line -------------------------------------
 COMMANDS = {"warmup": (WarmupConfig, warmup), "train": (TrainConfig, train), "explain": (ExplainConfig, explain), "distill": (DistillConfig, distill)}
 
 def command(name, argv):
     config_class, function = COMMANDS[name]
-    return function(parse_config(config_class, PRESETS[name], argv, f"rlt.py {name}: {' '.join(config_class.__doc__.split())} (arXiv 2506.08388)"))
+    about = f"{' '.join(config_class.__doc__.split())} The commands of rlt.py: {', '.join(COMMANDS)}; this is {name}. (arXiv 2506.08388)"
+    return function(parse_config(config_class, PRESETS[name], argv, about))
 
 def demo(out="runs/rlt-toy"):
     """The toy world: the teacher before and after RL, and a student distilled from each. What is there already is not done again."""

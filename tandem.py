@@ -148,7 +148,7 @@ def parse_config(config_class, presets, argv, description):
     parser = argparse.ArgumentParser(description=description, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     parser.error = fail
     parser.add_argument("--preset", help=f"a named set of values: {', '.join(presets)}", choices=list(presets))
-    docs = dict(re.findall(r"^    (\w+): .*?  # (.*)$", "".join(map(inspect.getsource, config_class.__mro__[:-1])), re.M))
+    docs = dict(re.findall(r"^    (\w+): .*?  # (.*)$", "".join(map(inspect.getsource, config_class.__mro__[-2::-1])), re.M))
     for f in fields(config_class):
         kind = dict(action=argparse.BooleanOptionalAction) if f.type is bool else dict(type=f.type)
         parser.add_argument(flag(f.name), **kind, help=f"{docs[f.name]} (default: {f.default!r})".replace("%", "%%"))
@@ -392,7 +392,7 @@ def check_same_vocabulary(tokenizer, other, name):
     ours, theirs = tokenizer.get_vocab(), other.get_vocab()
     if ours != theirs:
         token, i = min(ours.items() ^ theirs.items(), key=lambda item: (item[1], item[0]))
-        raise UserError(f"{name}: another vocabulary than the senior's ({len(theirs)} entries against {len(ours)}; for instance token "
+        raise UserError(f"{name}: another vocabulary than its partner's ({len(theirs)} entries against {len(ours)}; for instance token "
                         f"{token!r} is {theirs.get(token, 'missing')} there and {ours.get(token, 'missing')} here)")
 
 def stop_ids(model, tokenizer=None):
@@ -529,25 +529,25 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     stops = torch.tensor(stop_ids(senior) if stops is None else stops, device=device)
     zeros = torch.zeros(n, max_new_tokens, dtype=torch.long, device=device)
     out = Rollout(zeros, zeros[:, 0].clone(), zeros.bool(), zeros[:, 0].bool(), zeros.float())
-    at_a_time = max(1, max_rows // group_size) if max_rows else len(prompts)
+    at_a_time = max_rows or n
     models = (senior,) if solo else (senior, junior)
     if schedule is not None:
         schedule = replace(schedule, always=schedule.always.to(device), opens=schedule.opens.to(device), closes=schedule.closes.to(device))
     modes = [model.training for model in models]
-    for start in range(0, len(prompts), at_a_time):
-        some = prompts[start:start + at_a_time]
-        rows = torch.arange(start * group_size, (start + len(some)) * group_size, device=device)
+    for start in range(0, n, at_a_time):
+        rows = torch.arange(start, min(start + at_a_time, n), device=device)
+        some = prompts[start // group_size:(start + len(rows) - 1) // group_size + 1]
         readers = [Reader(model.eval(), vocab_size or senior.config.vocab_size, len(some)) for model in models]
-        write(out, rows, readers, some, None if solo else schedule, (temperature, top_k, top_p), stops, also_stop, uniform, coins, max_turns)
+        group = rows // group_size - start // group_size  # each row's prompt among those
+        write(out, rows, readers, some, group, None if solo else schedule, (temperature, top_k, top_p), stops, also_stop, uniform, coins, max_turns)
     [model.train(mode) for model, mode in zip(models, modes)]
     longest = int(out.lengths.max())
     return replace(out, ids=out.ids[:, :longest], senior_mask=out.senior_mask[:, :longest], logprobs=out.logprobs[:, :longest])
 
-def write(out, row, readers, prompts, schedule, sampling, stops, also_stop, uniform, coins, max_turns):
+def write(out, row, readers, prompts, group, schedule, sampling, stops, also_stop, uniform, coins, max_turns):
     """Writes the rows `row` [R] of `out`, token by token. The state of each row moves with it when finished rows leave the batch."""
     start = torch.tensor([len(p) for p in prompts], device=row.device)  # [P], soon [R]
     tokens = padded(prompts, int(start.max()) + uniform.size(1), row.device)  # [P, L], soon [R, L]
-    group = torch.arange(len(prompts), device=row.device).repeat_interleave(len(row) // len(prompts))
     for reader in readers:  # each prompt is read once, up to its last token, and the cache repeated for the group
         if start.max() > 1:
             reader.read(tokens, start - 1)
@@ -621,14 +621,14 @@ def completion_hidden(model, prompts, ids, lengths):
     hidden = model.get_decoder()(input_ids=whole, use_cache=False).last_hidden_state  # [N, L, D]; causal: padding on the right is never seen
     return hidden[row, starts[row] + col - 1], row, col  # the shift by one: a token is predicted from the position before it
 
-def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size=None, entropy=False, slice_tokens=1024):
+def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size=None, entropy=False, slice_tokens=1024, states=None):
     """Log-probs of completion ids [N, T] at the sampling temperature, 0 on padding, differentiable: [N, T].
 
     prompts: N lists of ids, or P for N / P rows each; lengths [N]; vocab_size as in rollout. The output head runs on completion positions only,
     in slices that are recomputed in backward: the logits of the whole batch never exist at once. With `entropy`, returns also the
-    distributions' entropies in nats, without gradient: ([N, T], [N, T]).
+    distributions' entropies in nats, without gradient: ([N, T], [N, T]). `states`: what completion_hidden gave for them, if that is known.
     """
-    hidden, row, col = completion_hidden(model, prompts, ids, lengths)
+    hidden, row, col = states or completion_hidden(model, prompts, ids, lengths)
     head, targets = model.get_output_embeddings(), ids.to(model.device)[row, col]
     parts = [checkpoint(slice_logprobs, head, hidden[i:i + slice_tokens], targets[i:i + slice_tokens], temperature, vocab_size, entropy,
                         use_reentrant=False) for i in range(0, len(row), slice_tokens)]
@@ -845,7 +845,7 @@ def train_loop(run, model, actor, tokenizer, config, collect, evaluate, referenc
 def refresh(actor, model, share=1.0):
     """Moves the actor's weights towards the model's, all the way or by a share of it."""
     for ours, theirs in zip(actor.parameters(), model.parameters()):
-        ours.copy_(theirs if share == 1 else ours.lerp(theirs.to(ours.dtype), share))
+        ours.copy_(theirs if share == 1 else ours.float().lerp(theirs.float(), share))
 
 def readable(metrics):
     return " | ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in metrics.items())

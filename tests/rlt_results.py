@@ -61,7 +61,8 @@ def one_seed(seed, out):
         figures[f"{name}: student"] = distil(i, out / f"traces-{i}/traces.jsonl")
         part(command("explain"), out / f"traces-{i}-minus", *settings, "--data", TOY / "rlt_minus_train.jsonl")
         figures[f"{name}: student, on -"] = distil(f"{i}-minus", out / f"traces-{i}-minus/traces.jsonl", "--eval-data", TOY / "rlt_minus_eval.jsonl")
-    figures["answers only: student"] = distil("answers", TOY / "rlt_train.jsonl", "--best", 256)
+    (out / "answers.jsonl").write_text("".join((TOY / "rlt_train.jsonl").read_text().splitlines(True)[:256]))
+    figures["answers only: student"] = distil("answers", out / "answers.jsonl")
     figures["gold steps: student"] = distil("gold", TOY / "rlt_gold.jsonl")
     base = [tandem.read_jsonl(out / f"student-{name}/metrics.jsonl")[0]["solo/pass@1"] for name in ("0", "0-minus")]
     figures["base, not distilled: student"], figures["base, not distilled: student, on -"] = base

@@ -125,6 +125,35 @@ def test_split_cuts_at_the_first_closing_tag(world, text, want, closed):
     assert fmt.tokenizer.decode(ids) == want and was_closed == closed
 
 
+def test_released_coefficients(world):
+    """[1, .01] of mean and min, [3, .03] of mean and max: the released run's form of alpha .01, lambda 3."""
+    fmt, teacher, student, explanations = world
+    got = rlt_reward(teacher, student, fmt, QUESTIONS, SOLUTIONS, explanations, [True] * 4, vocab_size=len(fmt.tokenizer))
+    for reward, logp, kl in zip(got.reward.tolist(), got.solution_logp, got.token_kl):
+        logp, kl = logp.tolist(), kl.tolist()
+        by_hand = 1 * sum(logp) / len(logp) + 0.01 * min(logp) - (3 * sum(kl) / len(kl) + 0.03 * max(kl))
+        assert reward == pytest.approx(max(by_hand, EMPTY_REWARD), abs=1e-4)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_one_pass_of_each_model_a_batch(world, exact):
+    fmt, teacher, student, explanations = world
+    calls = []
+    hooks = [model.get_decoder().register_forward_hook(lambda *_, name=name: calls.append(name)) for name, model in (("t", teacher), ("s", student))]
+    rlt_reward(teacher, student, fmt, QUESTIONS, SOLUTIONS, explanations, [True] * 4, exact_kl=exact)
+    [hook.remove() for hook in hooks]
+    assert sorted(calls) == ["s", "t"]
+
+
+def test_split_keeps_sampled_ids_that_end_in_white_space(toy):
+    """`>` and a blank line are one token here, as `.` and one are in Qwen's: it stays as it was sampled; tokens of white space alone go."""
+    fmt = Format(toy.tokenizer)
+    joined = toy.tokenizer.encode("a |>\n\n")
+    assert toy.tokenizer.decode(joined[-1:]).strip() and toy.tokenizer.decode(joined[-1:]).endswith("\n\n")
+    tag = toy.tokenizer.encode("<|end_of_explanation|>")
+    assert fmt.split(joined + tag) == (joined, True) and fmt.split(joined + toy.tokenizer.encode("\n\n \n\n") + tag) == (joined, True)
+
+
 def test_split_when_the_tag_begins_inside_a_token():
     """'.<' is one token, as in Qwen's vocabulary: the full stop belongs to the explanation."""
     class Pieces:

@@ -52,7 +52,7 @@ def traces(tmp_path_factory, taught):
 def test_train_logs_the_parts_of_the_reward_and_moves_the_teacher(taught):
     log = rows(taught)
     assert [m["step"] for m in log] == list(range(6)) and "held_out/reward" in log[0] and "held_out/steps" in log[5]
-    assert all({"reward", "r_ss", "r_kl", "length", "closed", "empty", "steps", "leak", "padded", "kl", "ratio", "no_signal", "grad_norm"} <= m.keys() for m in log[1:])
+    assert all({"reward", "r_ss", "r_kl", "length", "closed", "floor", "steps", "leak", "padded", "kl", "ratio", "no_signal", "grad_norm"} <= m.keys() for m in log[1:])
     assert all(m["ratio"] == 1 for m in log[1:]) and log[1]["kl"] == 0 < log[2]["kl"]  # one update a batch; the reference is the start at first
     start, end = weights(TOY / "teacher"), weights(taught / "final")
     assert any(not torch.equal(start[k], end[k]) for k in start)
@@ -83,6 +83,15 @@ def test_a_resumed_teacher_is_the_uninterrupted_one(taught, tmp_path, stop):
     assert all(torch.equal(ours[k], theirs[k]) for k in ours)
 
 
+def test_a_reference_that_cannot_be_saved_ends_the_run_where_it_can_be_resumed(taught, tmp_path, capsys, monkeypatch):
+    save = tandem.Run.save
+    monkeypatch.setattr(tandem.Run, "save", lambda run, name, *rest: False if name == "reference-2" else save(run, name, *rest))
+    assert call("train", *SHORT["train"], "--out", tmp_path / "r") == 1 and "reference-2 was not saved" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert call("train", "--out", tmp_path / "r", "--resume") == 0
+    same_run(taught, tmp_path / "r")
+
+
 def test_a_missing_reference_is_named(taught, tmp_path, capsys):
     assert call("train", *SHORT["train"], "--steps", 4, "--out", tmp_path / "r") == 0
     tandem.shutil.rmtree(tmp_path / "r" / "reference-2")
@@ -92,14 +101,16 @@ def test_a_missing_reference_is_named(taught, tmp_path, capsys):
 
 def test_explain_writes_chats_parts_and_rewards(traces, taught, toy):
     lines = rows(traces.parent, "traces.jsonl")
-    assert len(lines) == 20 and all({"messages", "question", "solution", "explanation", "ids", "closed", "reward", "r_ss", "r_kl"} <= line.keys() for line in lines)
+    assert len(lines) == 20 and all({"messages", "question", "solution", "explanation", "length", "closed", "reward", "r_ss", "r_kl"} <= line.keys() for line in lines)
     fmt = Format(toy.tokenizer, teacher_system="", system_prompt="")
     teacher, student = (tandem.load_model(str(p), torch.device("cpu"), torch.float32) for p in (taught / "final", TOY / "student"))
-    again = rlt.rlt_reward(teacher, student, fmt, *[[line[k] for line in lines] for k in ("question", "solution", "ids", "closed")])
-    assert again.reward.tolist() == pytest.approx([line["reward"] for line in lines], abs=1e-3)
+    ids = [fmt.encode(line["explanation"]) for line in lines]
+    again = rlt.rlt_reward(teacher, student, fmt, *[[line[k] for line in lines] for k in ("question", "solution")], ids, [line["closed"] for line in lines])
+    same = [i for i, line in enumerate(lines) if len(ids[i]) == line["length"]]  # (another split of the same text has another reward)
+    assert len(same) > 10 and [again.reward[i].item() for i in same] == pytest.approx([lines[i]["reward"] for i in same], abs=1e-3)
     for line in lines:
         assert line["messages"][-1]["content"] == f"<|begin_of_thought|>\n\n{line['explanation']}\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n\n{line['solution']}\n\n<|end_of_solution|>"
-        assert toy.tokenizer.decode(line["ids"]) == line["explanation"] and "<|end_of" not in line["explanation"]
+        assert "<|end_of" not in line["explanation"]
 
 
 def test_explain_keeps_the_best_of_each_question(traces, taught, tmp_path):
@@ -198,6 +209,9 @@ def test_every_form_of_data_gives_the_same_lessons(tmp_path, toy):
         {"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q?"}, {"role": "assistant", "content": begin}]},
         {"system": "S", "conversations": [{"from": "user", "value": "Q?"}, {"from": "assistant", "value": begin}]},
         {"messages": [{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "<think>First, two.</think>It is \\boxed{2}"}]},
+        {"question": "Q?", "solution": "It is \\boxed{2}", "trace": "<think>First, two.</think>\nThe answer is 2"},  # a whole response as the trace
+        {"question": "Q?", "solution": "It is #### 2", "trace": "First, two."},  # GSM8K's form
+        {"messages": [{"role": role, "content": text} for role, text in (("user", "What?"), ("assistant", "That."), ("user", "Q?"), ("assistant", begin))]},
     ]
     for i, row in enumerate(forms):
         (lesson,), skipped = load_lessons(str(jsonl(tmp_path / f"{i}.jsonl", row)), fmt)
@@ -207,9 +221,23 @@ def test_every_form_of_data_gives_the_same_lessons(tmp_path, toy):
 def test_rows_without_a_part_are_skipped_and_counted(tmp_path, toy):
     path = jsonl(tmp_path / "d.jsonl", {"question": "Q?", "solution": "1", "reasoning": "r"}, {"question": "", "solution": "1", "reasoning": "r"},
                  {"question": "Q?", "solution": None, "reasoning": "r"}, {"question": "Q?", "solution": "1", "reasoning": " "},
-                 {"question": "Q?", "solution": "1", "reasoning": "a teacher's stray <|end_of_thought|>"})
+                 {"question": "Q?", "solution": "1", "reasoning": "a teacher's <|end_of_thought|> stray"})
     lessons, skipped = load_lessons(str(path), Format(toy.tokenizer))
     assert len(lessons) == 1 and skipped == 4
+    path = jsonl(tmp_path / "c.jsonl", {"messages": BEGIN}, {"messages": None}, {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "cut <|begin_of_thought|>"}]})
+    lessons, skipped = load_lessons(str(path), Format(toy.tokenizer))
+    assert len(lessons) == 1 and skipped == 2
+
+
+def test_numbers_are_written_as_numbers(tmp_path, toy):
+    for value, want in ((145.0, "145"), (2.5, "2.5"), (7, "7"), ("x", "x")):
+        assert load_lessons(str(jsonl(tmp_path / f"{want}.jsonl", {"question": "Q?", "answer": value})), Format(toy.tokenizer))[0][0].solution == want
+
+
+def test_a_file_may_be_called_countdown(tmp_path, toy):
+    path = jsonl(tmp_path / "countdown_traces.jsonl", {"question": "Q?", "solution": "1", "explanation": "r", "reward": -0.5}, {"question": "Q?", "solution": "1", "explanation": "r", "reward": None})
+    lessons, _ = load_lessons(str(path), Format(toy.tokenizer))
+    assert [(x.explanation, x.reward) for x in lessons] == [("r", -0.5), ("r", -math.inf)]  # without a reward: the last in rank
 
 
 def test_countdown_has_solutions_that_its_verifier_accepts(toy):
@@ -235,7 +263,7 @@ def test_answers_alone_and_the_best_traces(traces, tmp_path, toy, capsys):
         assert call("distill", *SHORT["distill"], "--data", traces, "--best", 4, "--out", tmp_path / "b") == 0
     best = sorted(rows(traces.parent, "traces.jsonl"), key=lambda line: -line["reward"])[:4]
     fmt = Format(toy.tokenizer, teacher_system="", system_prompt="")
-    assert [r for _, r in caught["examples"]] == [fmt.response(line["explanation"], line["solution"]) for line in best]
+    assert [r for _, r in caught["examples"]][:4] == [fmt.response(line["explanation"], line["solution"]) for line in best]
 
 
 def test_marked_tokens_are_the_costliest(toy):
@@ -265,12 +293,12 @@ THINK = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "<th
     ("warmup", [{"question": "1+a1=?", "solution": "2"}], "needs reasoning traces"),
     ("explain", [{**GOOD, "solution": "a <|end_of_explanation|> b"}], "row 1: its solution contains the tag <|end_of_explanation|>"),
     ("distill", [GOOD, {**GOOD, "question": "so <|begin_of_solution|> 2"}], "row 2: its question contains the tag <|begin_of_solution|>"),
-    ("distill", [{"messages": BEGIN}, {"messages": THINK}], "mixed formats: row 1 has tags of the style begin, row 2 of the style think"),
-    ("distill", [{"messages": BEGIN}, {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "plain"}]}], "row 2 has no thought between"),
-    ("distill", [{"messages": BEGIN}, {"messages": None}], "row 2 is not a chat"),
+    ("distill", [{"messages": BEGIN}, {"messages": THINK}], "mixed formats: row 1 has tags of the style begin, row 2 has tags of the style think"),
+    ("distill", [{"messages": None}, {"messages": BEGIN}, {"messages": THINK}], "mixed formats"),
     ("distill", [{"messages": BEGIN}, GOOD], "mixed formats"),
     ("distill", [GOOD, {"messages": BEGIN}], "mixed formats"),
-    ("distill", [{"messages": [{"role": "assistant", "content": "x"}]}], "row 1 is not a chat"),
+    ("distill", [{"messages": [{"role": "assistant", "content": "x"}]}], "none of its 1 rows has all parts"),
+    ("distill", [{"messages": "a text"}], "none of its 1 rows has all parts"),
     ("explain", [{**GOOD, "solution": "7" * 600}], "--max-prompt-tokens 200 is too low for all 1"),
 ])
 def test_bad_data_is_one_line(tmp_path, capsys, command, rows_of, says):
@@ -284,7 +312,7 @@ def test_bad_data_is_one_line(tmp_path, capsys, command, rows_of, says):
 def test_a_solution_longer_than_the_budget_is_skipped_and_counted(tmp_path, capsys):
     path = jsonl(tmp_path / "d.jsonl", GOOD, {**GOOD, "solution": "7" * 600})
     assert call("explain", *SHORT["explain"], "--data", path, "--max-prompt-tokens", 200, "--out", tmp_path / "r") == 0
-    assert "1 questions to explain" in (printed := capsys.readouterr().out) and "1 with more than 200 tokens" in printed
+    assert "1 questions that could be explained" in (printed := capsys.readouterr().out) and "1 with more than 200 tokens" in printed
 
 
 @pytest.mark.parametrize("argv, says", [
@@ -293,7 +321,7 @@ def test_a_solution_longer_than_the_budget_is_skipped_and_counted(tmp_path, caps
     (["explain", "--keep", "some"], "--keep must be one of"), (["train", "--styles", "steps"], "--styles must be"), (["train", "--styles", "a=("], "--styles"),
     (["teach"], "warmup, train, explain, distill"), (["train", "now"], "not 'now'"), (["train", "--sync-every", "0"], "--sync-every"),
     (["distill", "--epochs", "0"], "--epochs"), (["train", "--student", "nowhere/to/be"], "no such model folder"), (["train", "--group-size", "1"], "--group-size"),
-    (["distill", "--data", "gone.jsonl"], "no data 'gone.jsonl'"), (["explain", "--resume"], "there is no run"), (["warmup", "--max-tokens", "3"], "--max-tokens 3 is too low"),
+    (["distill", "--data", "gone.jsonl"], "no data 'gone.jsonl'"), (["distill", "--data", str(TOY / "rlt_gold.jsonl"), "--best", "3"], "--best 3 needs rewards"), (["explain", "--resume"], "there is no run"), (["warmup", "--max-tokens", "3"], "--max-tokens 3 is too low"),
 ])
 def test_mistakes_are_one_line(tmp_path, capsys, argv, says):
     preset = ["--preset", "toy", "--out", tmp_path / "r"] if argv[-1:] != ["now"] and argv != ["teach"] else []
