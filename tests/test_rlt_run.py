@@ -148,16 +148,16 @@ def test_distill_and_warmup_resume_to_the_same_weights(tmp_path):
 
 
 def test_a_distilled_student_measures_itself_and_starts_cold_rl(tmp_path, capsys):
-    assert call("distill", *SHORT["distill"], "--epochs", 8, "--out", tmp_path / "s") == 0
+    assert call("distill", *SHORT["distill"], "--epochs", 8, "--eval-temperature", 0, "--out", tmp_path / "s") == 0
     log = rows(tmp_path / "s")
     assert log[-1]["solo/pass@1"] > log[0]["solo/pass@1"] and log[0]["step"] == 0
     argv = ["--prob-senior", 1, "--model", tmp_path / "s" / "final", "--data", TOY / "rlt_train.jsonl", "--eval-data", TOY / "rlt_eval.jsonl", "--prompt-suffix", "",
             "--steps", 1, "--prompts-per-step", 2, "--prompts-per-update", 2, "--group-size", 4, "--max-new-tokens", 64, "--eval-problems", 8, "--eval-samples", 2,
-            "--eval-temperature", 0.7, "--eval-top-p", 1, "--eval-top-k", 0, "--device", "cpu", "--out", tmp_path / "cold"]
+            "--eval-temperature", 0, "--eval-top-p", 1, "--eval-top-k", 0, "--device", "cpu", "--out", tmp_path / "cold"]
     with pytest.raises(SystemExit) as stopped:
         tandem.run_main(lambda: tandem.main(list(map(str, argv))))
     assert not stopped.value.code
-    assert rows(tmp_path / "cold")[0]["solo/pass@1"] == log[-1]["solo/pass@1"]  # the same prompts, the same problems, the same draws
+    assert rows(tmp_path / "cold")[0]["solo/pass@1"] == log[-1]["solo/pass@1"]  # the same prompts and problems, greedy
 
 
 def test_sft_update_is_the_mean_over_all_response_tokens_however_it_is_split(toy):
