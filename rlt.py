@@ -23,6 +23,7 @@ Departures from the paper and its released code
 
 Run it
     python rlt.py                                                    # the built-in toy world, all of it; minutes on a laptop's CPU
+    python rlt.py distill --preset small --data bespoke --out runs/reward-student  # the student of the reward, tuned on the corpus
     python rlt.py warmup --preset small --out runs/warmup            # Qwen2.5-0.5B learns the teacher's format on Bespoke-Stratos-17k
     python rlt.py train --preset small --out runs/teacher            # GRPO with the reward above
     python rlt.py explain --preset small --out runs/traces           # the trained teacher explains
@@ -178,11 +179,11 @@ PRESETS = {  # of each command
     "warmup": {"paper": {}, "small": dict(model=SMALL, epochs=1.0, max_tokens=4096),
                "toy": dict(SFT_TOY, model=str(TOY / "student"), data=str(TOY / "rlt_traces.jsonl"), batch_size=48, epochs=4.0,
                            out="runs/toy-warmup")},
-    "train": {"paper": {}, "small": dict(student=SMALL, group_size=16, max_prompt_tokens=1024, max_new_tokens=2048, steps=100),
+    "train": {"paper": {}, "small": dict(student="runs/reward-student/final", group_size=16, max_prompt_tokens=1024, max_new_tokens=2048, steps=100),
               "toy": dict(**REWARD_TOY, model=str(TOY / "teacher"), eval_data=str(TOY / "rlt_eval.jsonl"), prompts_per_step=8, prompts_per_update=8,
                           group_size=8, lr=2e-4, warmup_steps=5, beta2=0.99, weight_decay=0.0, steps=40, eval_every=40, save_every=20,
                           gradient_checkpointing=False, show=1, out="runs/toy-teacher")},
-    "explain": {"paper": {}, "small": dict(student=SMALL, max_prompt_tokens=1024, max_new_tokens=2048),
+    "explain": {"paper": {}, "small": dict(student="runs/reward-student/final", max_prompt_tokens=1024, max_new_tokens=2048),
                 "toy": dict(**REWARD_TOY, model=str(TOY / "teacher"), problems=256, batch_problems=64, out="runs/toy-traces")},
     "distill": {"paper": {}, "small": dict(model=SMALL, epochs=2.0, max_tokens=4096),
                 "toy": dict(SFT_TOY, model=str(TOY / "base"), data="runs/toy-traces/traces.jsonl", eval_data=str(TOY / "rlt_eval.jsonl"),
@@ -250,7 +251,8 @@ def bare(value):
 
 def boxed(solution):
     r"""A solution with its final answer where the verifier looks for it: GSM8K's `#### 42` at the end becomes `\boxed{42}`."""
-    return re.sub(r"####\s*(.+?)\s*$", lambda match: f"\\boxed{{{match[1]}}}", solution)
+    worked, mark, answer = solution.rpartition("####")
+    return f"{worked}\\boxed{{{answer.strip()}}}" if mark and "\n" not in answer.strip() else solution
 
 def response_parts(text):
     """(style of the tags, thought, solution) of a whole response; ("", "", "") if it has no thought between tags."""
