@@ -454,9 +454,9 @@ class Reader:
         self.argument = "cache" if "cache" in inspect.signature(self.decoder.forward).parameters else "past_key_values"
         self.keys, self.values = {}, {}  # by layer [rows, heads, slots, head size]
         self.seen = torch.zeros(rows, dtype=torch.long, device=model.device)  # tokens read of each row
-    def read(self, tokens, upto, rows=None):
-        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V]. With `rows`, only
-        those of the cache's rows are meant: R is their number."""
+    def read(self, tokens, upto, rows=None, wanted=slice(None)):
+        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V], or only those of the
+        `wanted` rows. With `rows`, only those of the cache's rows are meant: R is their number."""
         self.rows = torch.arange(len(upto), device=upto.device) if rows is None else rows
         count = upto - self.seen[self.rows]
         self.positions = (upto - count)[:, None] + torch.arange(int(count.max()), device=upto.device)
@@ -467,7 +467,7 @@ class Reader:
                               **{self.argument: self}).last_hidden_state  # [R, Q, D]
         self.seen[self.rows] = upto
         last = hidden[torch.arange(len(count), device=upto.device), count - 1]  # [R, D]; padding stands behind each row's last token
-        return self.head(last)[:, :self.vocab_size].float()
+        return self.head(last[wanted])[:, :self.vocab_size].float()
     def update(self, key, value, layer, *_, **__):
         """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns all slots up to the last."""
         for store, new in ((self.keys, key), (self.values, value)):
@@ -529,13 +529,12 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     stops = torch.tensor(stop_ids(senior) if stops is None else stops, device=device)
     zeros = torch.zeros(n, max_new_tokens, dtype=torch.long, device=device)
     out = Rollout(zeros, zeros[:, 0].clone(), zeros.bool(), zeros[:, 0].bool(), zeros.float())
-    at_a_time = max_rows or n
     models = (senior,) if solo else (senior, junior)
     if schedule is not None:
         schedule = replace(schedule, always=schedule.always.to(device), opens=schedule.opens.to(device), closes=schedule.closes.to(device))
     modes = [model.training for model in models]
-    for start in range(0, n, at_a_time):
-        rows = torch.arange(start, min(start + at_a_time, n), device=device)
+    for start in range(0, n, max_rows or n):
+        rows = torch.arange(start, min(start + (max_rows or n), n), device=device)
         some = prompts[start // group_size:(start + len(rows) - 1) // group_size + 1]
         readers = [Reader(model.eval(), vocab_size or senior.config.vocab_size, len(some)) for model in models]
         group = rows // group_size - start // group_size  # each row's prompt among those
@@ -559,8 +558,10 @@ def write(out, row, readers, prompts, group, schedule, sampling, stops, also_sto
         now = torch.arange(len(row), device=row.device)  # the rows that go on now
         if len(readers) == 1:
             logits = readers[0].read(tokens, upto)  # [R, V]
-        elif not schedule.alternate:  # both models read every token (paper 3.1), and the author's proposal counts
-            logits = torch.where(author[:, None], *(reader.read(tokens, upto) for reader in readers))
+        elif not schedule.alternate:  # both models read every token (paper 3.1), and each proposes where it is the author
+            proposals = [reader.read(tokens, upto, wanted=mine) for reader, mine in zip(readers, (author, ~author))]
+            logits = proposals[0].new_empty(len(row), proposals[0].size(1))
+            logits[author], logits[~author] = proposals
         else:  # long turns: the model with more rows to write reads what the other one wrote, and writes; the other rows wait
             senior_writes = bool(2 * author.sum() >= len(row))
             now = (author == senior_writes).nonzero()[:, 0]
@@ -976,8 +977,7 @@ def demo(out="runs/toy", more=()):
     print("\n" + " " * 27 + "".join(f"{column:>15}" for column in columns))
     for name, row in lines.items():
         print(f"{name:<27}" + "".join(f"{row[key]:15.3f}" if key in row else " " * 15 for key in columns.values()))
-    print("\nsolo: share of the held-out problems solved alone; hand-off: solved by senior and junior in turns, changing after a word or after a\n"
-          f"step; habit: share of the lines of reasoning, alone, in which --habit is found; {out}/ and {out}-vanilla/: the two runs")
+    print(f"\nshares of the held-out problems, solved alone or by both in turns, and of the lines with the habit; the runs: {out}/, {out}-vanilla/")
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv

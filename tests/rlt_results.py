@@ -59,7 +59,7 @@ def one_seed(seed, out):
         rows = part(command("explain"), out / f"traces-{i}", *settings)
         figures.update({f"{name}: {key}": value for key, value in (rlt.summary(rows, {}) | style_mix(rows)).items()})
         figures[f"{name}: student"] = distil(i, out / f"traces-{i}/traces.jsonl")
-        part(command("explain"), out / f"traces-{i}-minus", *settings, "--data", TOY / "rlt_minus_train.jsonl")
+        part(command("explain"), out / f"traces-{i}-minus", *settings, "--data", TOY / "rlt_minus_train.jsonl", "--problems", 512)
         figures[f"{name}: student, on -"] = distil(f"{i}-minus", out / f"traces-{i}-minus/traces.jsonl", "--eval-data", TOY / "rlt_minus_eval.jsonl")
     (out / "answers.jsonl").write_text("".join((TOY / "rlt_train.jsonl").read_text().splitlines(True)[:256]))
     figures["answers only: student"] = distil("answers", out / "answers.jsonl")
