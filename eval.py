@@ -84,7 +84,7 @@ class Config:
         except ValueError:
             raise UserError(f"--k must be numbers separated by commas, not {self.k!r}") from None
 
-RANGES.update(n=(1, math.inf), top_p=(1e-6, 1), max_turns=(1, math.inf), batch_problems=(1, math.inf))
+RANGES.update(n=(1, 10**7), top_p=(1e-6, 1), max_turns=(1, 10**7), batch_problems=(1, 10**7))
 PRESETS = {"paper": {}, "toy": dict(data=str(tandem.HERE / "tests/toy/eval.jsonl"), n=4, temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=44, prompt_suffix="",
                                  device="cpu")}
 
@@ -137,7 +137,7 @@ def resolve(config):
     stored = read_json(run / "config.json", "model") if run else {}
     model = config.model
     if run == given:
-        found = [given / "final"] * (given / "final").is_dir() or sorted(given.glob("checkpoint-[0-9]*"), key=lambda p: int(p.name.split("-")[1]))
+        found = [given / "final"] * (given / "final").is_dir() or sorted((p for p in given.glob("checkpoint-*") if p.name[11:].isdecimal()), key=lambda p: int(p.name[11:]))
         if not found:
             raise UserError(f"{given}: a run without a model: it has neither final/ nor a checkpoint yet")
         model = str(found[-1])

@@ -42,7 +42,6 @@ from tandem import (CHOICES, HERE, HUB, RANGES, Batch, GRPOConfig, Problem, Run,
                     completion_hidden, completion_logprobs, encode_prompt, load_model, load_problems, load_rows, load_tokenizer,
                     load_trained, micro_batches, padded, parse_config, pick_device, printable, read_jsonl, real_tokens, refresh, rollout,
                     run_main, stop_ids, stream, train_loop, training)
-
 # ------------------------------------- 1. Config: the paper's values are the defaults -------------------------------------
 EMPTY_REWARD = -10.0  # of an explanation without a token
 TAGS = {  # (open, close) of the thought, the solution and the explanation: plain text, not special tokens
@@ -67,13 +66,13 @@ class RewardConfig(FormatConfig):
     alpha: float = 0.01  # weight of the hardest solution token, and of the least natural explanation token
     lambda_kl: float = 3.0  # weight of the naturalness; 0: usefulness alone
     kl: str = "sampled"  # naturalness from the sampled token's log-ratio (sampled), or over the whole vocabulary (exact)
-    styles: str = ""  # NAME=REGEX, separated by spaces: the share of explanations that each regular expression finds is logged
+    styles: str = ""  # NAME=REGEX, separated by spaces: the share of explanations that each regular expression finds is logged (style/NAME)
     def check(self):
         tandem.check_ranges(self)
         self.patterns()
     def patterns(self):
         with blame("--styles must be NAME=REGEX, separated by spaces"):
-            return {name: re.compile(regex) for name, regex in (word.split("=", 1) for word in self.styles.split())}
+            return {f"style/{name}": re.compile(regex) for name, regex in (word.split("=", 1) for word in self.styles.split())}
 
 @dataclass
 class TrainConfig(GRPOConfig, RewardConfig):
@@ -189,7 +188,6 @@ PRESETS = {  # of each command
                 "toy": dict(SFT_TOY, model=str(TOY / "base"), data="runs/toy-traces/traces.jsonl", eval_data=str(TOY / "rlt_eval.jsonl"),
                             prompt_suffix="", eval_problems=200, eval_samples=4, epochs=12.5, max_new_tokens=64, max_rows=0, out="runs/toy-student")},
 }
-
 # ------------------------------------- 2. Data: questions, solutions, and perhaps explanations -------------------------------------
 HUB["bespoke"] = ("bespokelabs/Bespoke-Stratos-17k", "default", "train")
 EXPLANATIONS = ("explanation", "reasoning", "reasoning_trace", "trace", "thought")  # column names, in any case
@@ -226,12 +224,12 @@ def load_lessons(name, fmt):
         raise UserError(f"{name}: needs a question column ({'/'.join(tandem.QUESTIONS)}) and a solution column (solution/"
                         f"{'/'.join(tandem.ANSWERS[:3])}), or chats (messages/conversations); it has {', '.join(rows.column_names)}")
     parts = [(bare(question), boxed(bare(solution)), response_parts(trace)[1] or bare(trace)) for question, solution, trace in parts]
-    rewards = rows["reward"] if "reward" in rows.column_names else [None] * len(rows)
+    rewards = rows[columns["reward"]] if "reward" in columns else [None] * len(rows)
     explained, lessons = any(trace for *_, trace in parts), []
     for i, ((question, solution, trace), reward) in enumerate(zip(parts, rewards), 1):
         fmt.refuse_tags(f"{name}: row {i}", question=question, solution=solution)
         if question and solution and (trace or not explained) and not fmt.tag_in(trace):
-            reward = reward if isinstance(reward, (int, float)) and reward == reward else -math.inf
+            reward = reward if type(reward) in (int, float) and math.isfinite(reward) else -math.inf
             lessons.append(Lesson(question, tandem.final_answer(solution) or "", solution, explanation=trace, reward=reward))
     if not lessons:
         raise UserError(f"{name}: none of its {len(rows)} rows has all parts: a question, a solution, and an explanation if there are any")
@@ -265,11 +263,11 @@ def response_parts(text):
 
 def chat_parts(chat):
     """(style of the tags, (question, solution, explanation)) of a chat's last user's turn and last turn; empty where there are none."""
-    turns = [(turn.get("role") or turn.get("from"), turn.get("content") or turn.get("value")) for turn in chat or [] if isinstance(turn, dict)]
+    turns = [turn for turn in (chat if isinstance(chat, list) else []) if isinstance(turn, dict)]
+    turns = [(turn.get("role") or turn.get("from"), turn.get("content") or turn.get("value")) for turn in turns]
     question = next((text for role, text in reversed(turns) if role in ("user", "human")), "")
     style, thought, solution = response_parts(turns[-1][1] if turns else "")
     return style, (question, solution, thought)
-
 # ------------------------------------- 3. Formats: contexts of ids (paper 3.1) -------------------------------------
 class Format:
     """How teacher and student see a question, an explanation and a solution.
@@ -280,12 +278,15 @@ class Format:
     """
     def __init__(self, tokenizer, tags="begin", teacher_system=TEACHER_SYSTEM, system_prompt=STUDENT_SYSTEM):
         self.tokenizer, self.tags, self.teacher_system, self.student_system = tokenizer, TAGS[tags], teacher_system, system_prompt
+        self.reserved = [tag for pair in self.tags.values() for tag in pair] + tokenizer.all_special_tokens
         self.open_thought = self.encode(f"{self.tags['thought'][0]}\n\n")
         self.between = self.encode(f"\n\n{self.tags['thought'][1]}\n\n{self.tags['solution'][0]}\n\n")
         self.end = self.encode(f"\n\n{self.tags['solution'][1]}")
         self.close_explanation = self.encode(f"\n\n{self.tags['explanation'][1]}")
     @classmethod
     def of(cls, tokenizer, config):
+        if tokenizer.eos_token_id is None:
+            raise UserError(f"{config.model}: its tokenizer has no end-of-text token, which every response must end with")
         return cls(tokenizer, config.tags, config.teacher_system, config.system_prompt)
     def encode(self, text):
         return self.tokenizer(text, add_special_tokens=False).input_ids
@@ -313,9 +314,9 @@ class Format:
             closed[i] = tag in self.tokenizer.decode(ids[i, max(0, end - len(tag)):end], clean_up_tokenization_spaces=False)
         return closed
     def tag_in(self, text):
-        return next((tag for pair in self.tags.values() for tag in pair if tag in text), None)
+        return next((tag for tag in self.reserved if tag in text), None)
     def refuse_tags(self, where, **parts):
-        """Raises UserError if a text holds a tag: the models could not tell it from the real one."""
+        """Raises UserError if a text holds a tag or a special token: the models could not tell it from the real one."""
         for name, text in parts.items():
             if tag := self.tag_in(text):
                 raise UserError(f"{where}: its {name} contains the tag {tag}: choose another --tags ({', '.join(TAGS)}), or mend the data")
@@ -334,7 +335,6 @@ class Format:
         while not rest and keep and not decode(ids[keep - 1:keep]).strip():
             keep -= 1
         return list(ids[:keep]) + (self.encode(rest) if rest else []), True
-
 # ------------------------------------- 4. Reward (paper 3.2) -------------------------------------
 @dataclass
 class Reward:
@@ -404,7 +404,6 @@ def divergence(model, other, prompts, other_prompts, ids, lengths, temperature=1
                       for m, h in ((model, hidden), (other, hidden_other)))  # [slice, V]
         out[row[some], col[some]] = (logp.exp() * (logp - logq)).sum(-1)
     return out
-
 # ------------------------------------- 5. The teacher writes, and is scored -------------------------------------
 def teach(teacher, student, fmt, lessons, config, samples, max_rows, seed):
     """`samples` explanations of each of P lessons, scored: (the Rollout, a dict an explanation, the Reward). A lesson's stand side by side.
@@ -454,7 +453,6 @@ def show_marked(fmt, record, token_kl, solution_logp):
                f"explanation, marked where the solution shows through (nats): {explanation}\n"
                f"solution, marked where it is hard for the student (nats): {solution}\n"
                f"--- reward {record['reward']:.3f}: r_SS {record['r_ss']:.3f}, r_KL {record['r_kl']:.3f}, {'' if record['closed'] else 'not '}closed")
-
 # ------------------------------------- 6. RL on the teacher (paper 3.3) -------------------------------------
 class Teaching:
     """What makes GRPO the training of a teacher: how a batch is collected, what is measured, and the reference that moves."""
@@ -486,8 +484,8 @@ class Teaching:
         if not self.run.save(f"reference-{done}", self.reference, self.fmt.tokenizer):  # checkpoints after this could not be resumed
             raise OSError(f"{self.run.folder}/reference-{done} was not saved: make room, then go on with --resume")
         needed = min(((step - 1) // every * every for step in self.run.resumable()), default=0)
-        for old in self.run.folder.glob("reference-[0-9]*"):
-            if int(old.name.split("-")[1]) < needed:
+        for old in self.run.folder.glob("reference-*"):
+            if old.name[10:].isdecimal() and int(old.name[10:]) < needed:
                 shutil.rmtree(old)
 
 def reference_of(run, config):
@@ -508,15 +506,22 @@ def fitting(fmt, lessons, skipped, config, purpose):
         raise UserError(f"no question is left: --max-prompt-tokens {config.max_prompt_tokens} is too low for all {len(lessons)}")
     return fit
 
+def judged(config):
+    """(the name of the student, the tokenizer, the format). Raises UserError for a student with another vocabulary."""
+    name = config.model if config.student == "self" else config.student
+    tokenizer, other = load_tokenizer(config.model), load_tokenizer(name)
+    check_same_vocabulary(tokenizer, other, name)
+    if tokenizer.chat_template != other.chat_template:
+        print(f"note: {name} has another chat template than {config.model}, and is addressed with that of {config.model}")
+    return name, tokenizer, Format.of(tokenizer, config)
+
 def train(config):
     """RL on the teacher, from its start or the newest checkpoint to final/. Returns the rows of metrics.jsonl, or None after Ctrl-C."""
-    run, student_name = Run(config), config.model if config.student == "self" else config.student
+    run = Run(config)
     if rows := run.finished():
         return rows
     device, dtype = pick_device(config.device, config.dtype)
-    tokenizer = load_tokenizer(config.model)
-    check_same_vocabulary(tokenizer, load_tokenizer(student_name), student_name)
-    fmt = Format.of(tokenizer, config)
+    student_name, tokenizer, fmt = judged(config)
     lessons = fitting(fmt, *load_lessons(config.data, fmt), config, "to train on")
     held_out = fitting(fmt, *load_lessons(config.eval_data, fmt), config, "held out") if config.eval_data else []
     if not config.eval_data:
@@ -533,32 +538,35 @@ def train(config):
           f"{str(dtype)[6:]} on {device}")
     teaching = Teaching(config, run, teacher, actor, student, reference, fmt, lessons, held_out[:config.eval_problems])
     return train_loop(run, teacher, actor, tokenizer, config, teaching.collect, teaching.evaluate, reference, advantage_eps=1e-4)
-
 # ------------------------------------- 7. Explaining (paper 3.4) -------------------------------------
 def explain(config):
     """Writes traces.jsonl, a line an explanation: as a chat that SFT tools read, in parts, and with its reward. Returns the rows."""
-    run, student_name = Run(config), config.model if config.student == "self" else config.student
-    device, dtype = pick_device(config.device, config.dtype)
-    tokenizer = load_tokenizer(config.model)
-    check_same_vocabulary(tokenizer, load_tokenizer(student_name), student_name)
-    fmt, path = Format.of(tokenizer, config), run.folder / "traces.jsonl"
+    run = Run(config)
+    path, (device, dtype) = run.folder / "traces.jsonl", pick_device(config.device, config.dtype)
+    student_name, tokenizer, fmt = judged(config)
     lessons = fitting(fmt, *load_lessons(config.data, fmt), config, "that could be explained")[:config.problems or None]
     kept = config.samples if config.keep == "all" else 1
     batches = [lessons[i:i + config.batch_problems] for i in range(0, len(lessons), config.batch_problems)]
-    done = tandem.Counter(row["step"] for row in read_jsonl(path))  # a batch counts when all its lines are there
-    first = next((i for i, batch in enumerate(batches) if done[i] < kept * len(batch)), len(batches))
+    wanted = [[(lesson.question, lesson.solution) for lesson in batch for _ in range(kept)] for batch in batches]
+    stored = {}  # batch -> the questions and solutions of its lines; it counts when all are there
+    for row in read_jsonl(path):
+        stored.setdefault(row["step"], []).append((row["question"], row["solution"]))
+    for i, pairs in stored.items():
+        if i >= len(batches) or pairs != wanted[i][:len(pairs)]:
+            raise UserError(f"--resume: {path} was made from other data than {config.data} holds now, or by two processes at once")
+    first = next((i for i, pairs in enumerate(wanted) if stored.get(i) != pairs), len(batches))
     run.logged = first - 1
     run.start()
     if first < len(batches):
         teacher, student = (load_model(name, device, dtype).requires_grad_(False) for name in (config.model, student_name))
     for i in tqdm(range(first, len(batches)), desc=f"explain {run.folder.name}", unit="batch", initial=first, total=len(batches), disable=None):
         _, records, scored = teach(teacher, student, fmt, batches[i], config, config.samples, config.max_rows, stream(config.seed, "explain", i))
-        if i == 0:
-            [show_marked(fmt, records[j], scored.token_kl[j], scored.solution_logp[j]) for j in range(min(config.show, len(records)))]
         groups = [records[j:j + config.samples] for j in range(0, len(records), config.samples)]
         chosen = records if config.keep == "all" else [max(group, key=lambda record: record["reward"]) for group in groups]
         rows = [{"step": i, "messages": chat(fmt, record), **record} for record in chosen]
         run.log("traces.jsonl", [{key: value for key, value in row.items() if key != "ids"} for row in rows])
+        for j in range(min(config.show, len(records)) if i == 0 else 0):
+            show_marked(fmt, records[j], scored.token_kl[j], scored.solution_logp[j])
     rows = read_jsonl(path)
     print(f"{len(rows)} explanations: {tandem.readable(summary(rows, config.patterns()))}\nfile: {path}")
     return rows
@@ -569,15 +577,16 @@ def chat(fmt, record):
     answer = f"{open_t}\n\n{record['explanation']}\n\n{close_t}\n\n{open_s}\n\n{record['solution']}\n\n{close_s}"
     turns = {"system": fmt.student_system, "user": record["question"], "assistant": answer}
     return [{"role": role, "content": content} for role, content in turns.items() if content]
-
 # ------------------------------------- 8. Supervised fine-tuning: warm-up and distillation -------------------------------------
 def finetune(run, config, tokenizer, examples, evaluate_with):
     """SFT on (prompt ids, response ids); the loss falls on the response. Returns the rows of metrics.jsonl, or None after Ctrl-C."""
     fit = [pair for pair in examples if len(pair[0]) + len(pair[1]) <= config.max_tokens]
     print(f"{len(fit)} examples fit; skipped: {len(examples) - len(fit)} with more than {config.max_tokens} tokens")
-    fit = fit[:getattr(config, "best", 0) or None]
     if not fit:
         raise UserError(f"no example is left: --max-tokens {config.max_tokens} is too low for all {len(examples)}")
+    fit = fit[:getattr(config, "best", 0) or None]
+    if len(fit) < config.batch_size:
+        raise UserError(f"{len(fit)} examples do not fill --batch-size {config.batch_size}")
     config.steps = math.ceil(len(fit) * config.epochs / config.batch_size)
     if rows := run.finished():
         return rows
@@ -642,7 +651,6 @@ def distill(config):
         "max_new_tokens", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "max_rows", "seed", "show")})
     examples = [(encode_prompt(tokenizer, x.question, config.system_prompt), fmt.response(x.explanation, x.solution)) for x in lessons]
     return finetune(run, config, tokenizer, examples, lambda student, step: Tandem(solo, student, None, tokenizer, [], problems).evaluate(step))
-
 # ------------------------------------- 9. Command line -------------------------------------
 COMMANDS = {"warmup": (WarmupConfig, warmup), "train": (TrainConfig, train), "explain": (ExplainConfig, explain), "distill": (DistillConfig, distill)}
 
@@ -667,7 +675,7 @@ def demo(out="runs/rlt-toy"):
         lines.append({"teacher": f"{name} RL", **{key: f"{means[key]:.3f}" for key in ("reward", "r_ss", "r_kl", *patterns)},
                       "student": f"{student[0]['solo/pass@1']:.3f} -> {student[-1]['solo/pass@1']:.3f}"})
     print()
-    for cells in [list(lines[0]), *map(lambda line: list(line.values()), lines)]:
+    for cells in [[name.removeprefix("style/") for name in lines[0]], *(list(line.values()) for line in lines)]:
         print(f"{cells[0]:<12}" + "".join(f"{cell:>9}" for cell in cells[1:-1]) + f"{cells[-1]:>18}")
     print("\nreward = r_SS - 3 r_KL; steps, leak, padded: shares of the explanations' styles; student: share of held-out problems that a student\n"
           "solves alone, before -> after it was distilled on this teacher's explanations\n"

@@ -50,8 +50,7 @@ def blame(what):
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{what}: {' '.join(str(error.__cause__ or error).split())[:200]}") from None
-
+        raise UserError(f"{what}: {' '.join(str(error.__cause__ or error).split())[:200] or type(error).__name__}") from None
 # ------------------------------------- 1. Config: the paper's values are the defaults -------------------------------------
 @dataclass
 class GRPOConfig:
@@ -117,15 +116,17 @@ class Config(GRPOConfig):
 def check_ranges(config):
     """Raises UserError that names a number out of its range, or a word that is none of its choices."""
     for f in fields(config):
-        value, (low, high) = getattr(config, f.name), RANGES.get(f.name, (0, math.inf))
-        if f.type in (int, float) and not (low <= value <= high and math.isfinite(value)):
+        value, (low, high) = getattr(config, f.name), RANGES.get(f.name, (0, 10**7))
+        if type(value) is not f.type and (f.type, type(value)) != (float, int):  # (in a config.json that was edited)
+            raise UserError(f"{flag(f.name)} must be {f.type.__name__}, not {value!r}")
+        if f.type in (int, float) and not low <= value <= high:  # (never so for NaN)
             raise UserError(f"{flag(f.name)} must be a number from {low} to {high}, not {value}")
-        if f.name in CHOICES and re.sub(r":\d+$", "", value) not in CHOICES[f.name]:
+        if f.name in CHOICES and (re.sub(r":\d+$", "", value) if f.name == "device" else value) not in CHOICES[f.name]:
             raise UserError(f"{flag(f.name)} must be one of {', '.join(CHOICES[f.name])}, not {value!r}")
 
-RANGES = {  # every other number may be anything from 0
-    "group_size": (2, math.inf), "prob_senior": (1e-6, 1), "temperature": (1e-6, 100), "eval_top_p": (1e-6, 1), "beta2": (0, 1 - 1e-6),
-    "max_grad_norm": (1e-6, math.inf), "clip_eps": (1e-6, math.inf), "lr": (0, 1), **dict.fromkeys((
+RANGES = {  # every other number may be anything from 0 to ten million
+    "group_size": (2, 10**5), "seed": (0, 2**63), "prob_senior": (1e-6, 1), "temperature": (1e-6, 100), "eval_top_p": (1e-6, 1),
+    "beta2": (0, 1 - 1e-6), "max_grad_norm": (1e-6, 10**7), "clip_eps": (1e-6, 10**7), "lr": (0, 1), **dict.fromkeys((
         "prompts_per_step", "prompts_per_update", "max_prompt_tokens", "max_new_tokens", "micro_tokens", "steps", "save_every", "max_gap",
         "eval_problems", "eval_samples"), (1, 10**7))}
 CHOICES = {"loss_mean": ("token", "sequence"), "device": ("auto", "cuda", "mps", "cpu"), "dtype": ("auto", "bfloat16", "float32"),
@@ -150,7 +151,7 @@ def parse_config(config_class, presets, argv, description):
     parser.add_argument("--preset", help=f"a named set of values: {', '.join(presets)}", choices=list(presets))
     docs = dict(re.findall(r"^    (\w+): .*?  # (.*)$", "".join(map(inspect.getsource, config_class.__mro__[-2::-1])), re.M))
     for f in fields(config_class):
-        kind = dict(action=argparse.BooleanOptionalAction) if f.type is bool else dict(type=f.type)
+        kind = {"type": (lambda s: s.encode().decode()) if f.type is str else f.type} if f.type is not bool else {"action": argparse.BooleanOptionalAction}
         parser.add_argument(flag(f.name), **kind, help=f"{docs[f.name]} (default: {f.default!r})".replace("%", "%%"))
     given = vars(parser.parse_args(argv))
     given = {**presets[given.pop("preset", "paper" if argv else "toy")], **given}
@@ -160,7 +161,8 @@ def parse_config(config_class, presets, argv, description):
         if not stored.is_file():
             raise UserError(f"--resume: there is no run in {config.out} (no config.json)")
         with blame(f"--resume: {stored} is not the config of such a run"):
-            config = replace(config, **json.loads(stored.read_text()))
+            content = json.loads(stored.read_text())  # all of the settings, and no others
+            config = replace(config, **{f.name: content.pop(f.name) for f in fields(config)}, **content)
             config.check()
         for name in [name for name in given.keys() - free if given[name] != getattr(config, name)]:
             raise UserError(f"--resume: the run in {config.out} has {flag(name)} {getattr(config, name)!r}, not {given[name]!r}")
@@ -169,13 +171,12 @@ def parse_config(config_class, presets, argv, description):
     return config
 
 def fail(message, status=2):
-    sys.stderr.write(f"{Path(sys.argv[0]).name}: error: {' '.join(str(message).split())}\n")
+    sys.stderr.write(f"{Path(sys.argv[0]).name}: error: {printable(' '.join(str(message).split()))}\n")
     sys.exit(status)
 
 def stream(*path):
     """A seed of its own for every purpose: the same path gives the same 63 bits on every machine."""
     return random.Random("/".join(map(str, path))).getrandbits(63)
-
 # ------------------------------------- 2. Problems and verifier -------------------------------------
 @dataclass
 class Problem:
@@ -348,9 +349,9 @@ def encode_prompt(tokenizer, text, system=""):
     if tokenizer.chat_template is None:
         return tokenizer(f"{system}\n\nQuestion: {text}\nAnswer:".lstrip("\n")).input_ids
     messages = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": text}]
-    chat = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)  # (Qwen3's switch)
+    with blame("the chat template does not take this prompt (one with a system prompt, perhaps)"):
+        chat = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)  # (Qwen3's switch)
     return tokenizer(chat, add_special_tokens=False).input_ids  # the template has written them already
-
 # ------------------------------------- 3. Models -------------------------------------
 def pick_device(device, dtype):
     """(torch.device, torch.dtype) for --device and --dtype. Raises UserError for a device that this machine lacks."""
@@ -363,12 +364,12 @@ def pick_device(device, dtype):
 
 def from_pretrained(kind, name, **settings):
     """kind.from_pretrained(name); what the user got wrong becomes a UserError. No remote code is ever run."""
-    if Path(name).exists() and not (Path(name) / "config.json").is_file():
-        raise UserError(f"{name}: no model there (no config.json); a run keeps its models in final/ and checkpoint-N/")
+    if Path(name).exists() and not ((file := Path(name) / "config.json").is_file() and '"model_type"' in file.read_text("utf-8", "replace")):
+        raise UserError(f"{name}: no model there (no config.json with a model_type); a run keeps its models in final/ and checkpoint-N/")
     if not Path(name).exists() and (name[0] in "./~" or name.count("/") != 1):
         raise UserError(f"{name}: no such model folder, and not a hub name of the form OWNER/NAME")
     with blame(f"{name} could not be loaded"):
-        return kind.from_pretrained(name, **settings)
+        return kind.from_pretrained(name, trust_remote_code=False, **settings)
 load_tokenizer = functools.partial(from_pretrained, transformers.AutoTokenizer)
 
 def load_model(name, device, dtype):
@@ -399,7 +400,6 @@ def stop_ids(model, tokenizer=None):
     """Every id that ends an answer: all of the generation config's, and the tokenizer's."""
     ids = model.generation_config.eos_token_id
     return sorted({*(ids if isinstance(ids, (list, tuple)) else [ids]), tokenizer and tokenizer.eos_token_id} - {None})
-
 # ------------------------------------- 4. Rollout (paper 3.1, 3.2) -------------------------------------
 def token_texts(tokenizer, vocab_size):
     """What each id adds to a text, V strings; decoded behind an anchor, since some tokenizers strip a text's first space."""
@@ -590,7 +590,6 @@ def write(out, row, readers, prompts, group, schedule, sampling, stops, also_sto
 def padded(lists, width, device):
     """Lists of ids as one tensor [len(lists), width], padded with 0 on the right."""
     return torch.tensor([list(ids) + [0] * (width - len(ids)) for ids in lists], dtype=torch.long, device=device)
-
 # ------------------------------------- 5. Rewards and advantages (paper 3.3) -------------------------------------
 def completion_texts(tokenizer, rolled):
     """The text of each completion up to its stop id, N strings."""
@@ -609,7 +608,6 @@ def group_advantages(rewards, group_size, eps=1e-6):
     advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + eps)
     equal = (groups == groups[:, :1]).all(1, keepdim=True)  # (else rounding residue is divided by almost nothing)
     return torch.where(equal, 0.0, advantages).view(-1)
-
 # ------------------------------------- 6. Log-probs and loss (paper 3.3, 3.4) -------------------------------------
 def completion_hidden(model, prompts, ids, lengths):
     """(hidden states [M, D] that predict the M completion tokens, their row [M], their column [M]); arguments as in completion_logprobs."""
@@ -736,23 +734,23 @@ def token_sums(logp, old, ref, advantages, mask, entropy, clip_eps):
     sums = {"tokens": mask.sum(), "ratio": ratio.sum(), "clipped": ((ratio - 1) * sign > clip_eps).sum(), "entropy": entropy[mask].sum(),
             **({} if ref is None else {"kl": k3(logp[mask], ref[mask]).sum()})}
     return {name: value.item() for name, value in sums.items()}
-
 # ------------------------------------- 7. Training loop -------------------------------------
 class Run:
     """A run's folder: config.json, metrics.jsonl, samples.jsonl, checkpoint-N/, final/. What is in it is whole, or is not there."""
     def __init__(self, config):
         self.config, self.folder = config, Path(config.out)
-        if not config.resume and self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+        if not config.resume and self.folder.exists() and (not self.folder.is_dir() or any(p.name[:5] != ".tmp-" for p in self.folder.iterdir())):
             raise UserError(f"{self.folder} already holds a run: choose another --out, or add --resume to go on with it")
         self.step, self.newest = ([(0, None)] + list(self.resumable().items()))[-1]
         self.logged = self.step if self.newest else -1  # of what was logged, the steps that count
     def resumable(self):  # {step: folder} of the checkpoints that hold a trainer's state, oldest first
-        return dict(sorted((int(path.parent.name.split("-")[1]), path.parent) for path in self.folder.glob("checkpoint-[0-9]*/trainer_state.pt")))
+        return dict(sorted((int(path.parent.name[11:]), path.parent) for path in self.folder.glob("checkpoint-*/trainer_state.pt")
+                           if path.parent.name[11:].isdecimal()))
     def start(self):
         """Stores the config; drops what was logged after the newest checkpoint, and a shorter run's final/ (that checkpoint has its weights)."""
         files = {"config.json": json.dumps({**asdict(self.config), "resume": False}, indent=1), **{
             path.name: "".join(json.dumps(row) + "\n" for row in read_jsonl(path) if row["step"] <= self.logged)
-            for path in self.folder.glob("*.jsonl")}}
+            for path in (self.folder / f"{name}.jsonl" for name in ("metrics", "samples", "traces")) if path.is_file()}}
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.folder / "final", ignore_errors=True)
         for name, text in files.items():
@@ -811,6 +809,8 @@ def training(run, model, tokenizer, config, advance, evaluate):
         while step < config.steps and not stopping.is_set():
             step += 1
             metrics, samples = advance(step, optimizer)
+            if not math.isfinite(metrics["grad_norm"]):
+                raise UserError(f"step {step}: the gradient is not finite; {run.folder} can be resumed from its newest checkpoint")
             metrics = {"step": step, **metrics, "memory_gb": peak_memory_gb(model.device)}
             tqdm.write(readable(metrics))
             if config.eval_every and (step % config.eval_every == 0 or step == config.steps):
@@ -928,7 +928,6 @@ class Tandem:
 def printable(text):
     """Model text is data: control characters (a terminal's escape codes) are shown as `\\x1b`, not obeyed."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: f"\\x{ord(m[0]):02x}", text)
-
 # ------------------------------------- 8. Command line -------------------------------------
 def prepare(config, tokenizer):
     """(train, held out): lists of (Problem, prompt ids). What is skipped is counted aloud. Raises UserError."""
@@ -990,6 +989,7 @@ def run_main(entry):
     """A script's entry: a user's mistake or a full disk is one line, not a traceback."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    hasattr(sys.stdout, "reconfigure") and sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign must not cost a run
     try:
         sys.exit(entry())
     except (UserError, OSError, KeyboardInterrupt) as error:

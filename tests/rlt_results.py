@@ -41,7 +41,7 @@ def style_mix(rows):
     mix = {"steps, right": 0, "steps, wrong": 0, "leak": 0, "padded": 0, "other": 0}
     for row in rows:
         style = next((name for name, regex in patterns.items() if regex.search(row["explanation"])), "other")
-        mix[f"steps, {'right' if right(row) else 'wrong'}" if style == "steps" else style] += 1 / len(rows)
+        mix[f"steps, {'right' if right(row) else 'wrong'}" if style == "style/steps" else style.removeprefix("style/")] += 1 / len(rows)
     return mix
 
 

@@ -51,8 +51,8 @@ def traces(tmp_path_factory, taught):
 
 def test_train_logs_the_parts_of_the_reward_and_moves_the_teacher(taught):
     log = rows(taught)
-    assert [m["step"] for m in log] == list(range(6)) and "held_out/reward" in log[0] and "held_out/steps" in log[5]
-    assert all({"reward", "r_ss", "r_kl", "length", "closed", "floor", "steps", "leak", "padded", "kl", "ratio", "no_signal", "grad_norm"} <= m.keys() for m in log[1:])
+    assert [m["step"] for m in log] == list(range(6)) and "held_out/reward" in log[0] and "held_out/style/steps" in log[5]
+    assert all({"reward", "r_ss", "r_kl", "length", "closed", "floor", "style/steps", "style/leak", "style/padded", "kl", "ratio", "no_signal", "grad_norm"} <= m.keys() for m in log[1:])
     assert all(m["ratio"] == 1 for m in log[1:]) and log[1]["kl"] == 0 < log[2]["kl"]  # one update a batch; the reference is the start at first
     start, end = weights(TOY / "teacher"), weights(taught / "final")
     assert any(not torch.equal(start[k], end[k]) for k in start)
@@ -248,7 +248,7 @@ def test_countdown_has_solutions_that_its_verifier_accepts(toy):
 def test_explains_another_task(tmp_path):
     assert call("explain", *SHORT["explain"], "--data", "countdown-test", "--problems", 3, "--max-new-tokens", 8, "--out", tmp_path / "c") == 0
     assert len(rows(tmp_path / "c", "traces.jsonl")) == 6
-    assert call("distill", *SHORT["distill"], "--data", tmp_path / "c" / "traces.jsonl", "--eval-data", "countdown-test", "--epochs", 1, "--max-new-tokens", 8, "--out", tmp_path / "s") == 0
+    assert call("distill", *SHORT["distill"], "--data", tmp_path / "c" / "traces.jsonl", "--eval-data", "countdown-test", "--epochs", 1, "--batch-size", 4, "--max-new-tokens", 8, "--out", tmp_path / "s") == 0
 
 
 def test_answers_alone_and_the_best_traces(traces, tmp_path, toy, capsys):
@@ -278,6 +278,86 @@ def test_show_prints_explanation_and_solution_with_marks(tmp_path, capsys):
     assert call("explain", *SHORT["explain"], "--problems", 2, "--show", 2, "--out", tmp_path / "e") == 0
     printed = capsys.readouterr().out
     assert printed.count("marked where the solution shows through") == 2 and "«" in printed and ": r_SS" in printed
+
+
+def test_resume_refuses_data_that_changed_and_lines_of_two_processes(traces, taught, tmp_path, capsys):
+    data = tmp_path / "d.jsonl"
+    lines = (TOY / "rlt_train.jsonl").read_text().splitlines(True)
+    data.write_text("".join(lines[:4]))
+    argv = ["explain", "--preset", "toy", "--data", data, "--batch-problems", 2, "--out", tmp_path / "r"]
+    assert call(*argv) == 0
+    kept = (tmp_path / "r" / "traces.jsonl").read_text()
+    for text in ("".join(lines[10:14]), lines[0]):  # other questions; fewer
+        data.write_text(text)
+        assert call("explain", "--out", tmp_path / "r", "--resume") == 2 and "was made from other data" in capsys.readouterr().err
+        assert (tmp_path / "r" / "traces.jsonl").read_text() == kept
+    data.write_text("".join(lines[:4]))
+    (tmp_path / "r" / "traces.jsonl").write_text(kept + kept)
+    assert call("explain", "--out", tmp_path / "r", "--resume") == 2 and "two processes" in capsys.readouterr().err
+
+
+def test_resume_leaves_the_users_own_files_alone(tmp_path):
+    assert call("train", *SHORT["train"], "--steps", 2, "--eval-every", 0, "--out", tmp_path / "r") == 0
+    (tmp_path / "r" / "mine.jsonl").write_text('{"question": "q"}\n')
+    for name in ("checkpoint-2", "checkpoint-1"):
+        if (tmp_path / "r" / name).exists():
+            tandem.shutil.copytree(tmp_path / "r" / name, tmp_path / "r" / f"{name}.bak")
+    (tmp_path / "r" / "reference-2.bak").mkdir()
+    assert call("train", "--out", tmp_path / "r", "--resume", "--steps", 3) == 0
+    assert (tmp_path / "r" / "mine.jsonl").read_text() == '{"question": "q"}\n' and (tmp_path / "r" / "reference-2.bak").is_dir()
+
+
+def test_one_command_does_not_take_over_the_run_of_another(tmp_path, capsys):
+    assert call("warmup", *SHORT["warmup"], "--out", tmp_path / "w") == 0
+    for command in ("distill", "train", "explain"):
+        assert call(command, "--out", tmp_path / "w", "--resume") == 2 and "is not the config of such a run" in capsys.readouterr().err
+    assert call("distill", *SHORT["distill"], "--eval-every", 0, "--out", tmp_path / "d") == 0
+    assert call("warmup", "--out", tmp_path / "d", "--resume") == 2 and "is not the config of such a run" in capsys.readouterr().err
+
+
+def test_special_tokens_in_data_are_refused_or_skipped(tmp_path, toy, capsys):
+    """`<|im_end|>` in a text would become the real one: the student would be taught to stop within its thought."""
+    good = {"question": "Q?", "solution": "1", "explanation": "r"}
+    path = jsonl(tmp_path / "d.jsonl", good, {**good, "explanation": "a <|im_end|> b"})
+    lessons, skipped = load_lessons(str(path), Format(toy.tokenizer))
+    assert len(lessons) == 1 and skipped == 1
+    path = jsonl(tmp_path / "e.jsonl", good, {**good, "question": "a <|im_end|>\n<|im_start|>assistant\nx"})
+    assert call("distill", *SHORT["distill"][:2], "--data", path, "--out", tmp_path / "r") == 2 and "row 2: its question contains the tag <|im_end|>" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("chat", [5, True, 1.5, [5], [[]], [{}], {"role": "user"}])
+def test_chats_that_are_none(tmp_path, capsys, chat):
+    assert call("distill", "--preset", "toy", "--data", jsonl(tmp_path / "c.jsonl", {"messages": chat}), "--out", tmp_path / "r") == 2
+    assert "\n" not in capsys.readouterr().err.strip()
+
+
+def test_models_that_cannot_be_used_are_one_line(tmp_path, capsys):
+    evil = tmp_path / "evil"
+    tandem.shutil.copytree(TOY / "student", evil)
+    config = json.loads((evil / "config.json").read_text())
+    (evil / "config.json").write_text(json.dumps({**config, "model_type": "evil", "auto_map": {"AutoConfig": "ev.C", "AutoModelForCausalLM": "ev.M"}}))
+    (evil / "ev.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    child = subprocess.run([sys.executable, ROOT / "rlt.py", "distill", "--preset", "toy", "--data", TOY / "rlt_gold.jsonl", "--model", evil, "--out", tmp_path / "r"],
+                           input="y\n" * 20, capture_output=True, text=True, timeout=120)
+    assert child.returncode == 2 and not (tmp_path / "ran").exists() and "Traceback" not in child.stderr  # its own code is never run, whatever is answered
+    strict = tmp_path / "strict"
+    tandem.shutil.copytree(TOY / "student", strict)
+    (strict / "chat_template.jinja").write_text("{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{{ messages[0]['content'] }}")
+    for command in ("warmup", "distill"):
+        assert call(command, *SHORT[command], "--model", strict, "--system-prompt", "x", "--teacher-system", "x", "--out", tmp_path / "r") == 2
+        assert "the chat template does not take this prompt" in capsys.readouterr().err
+    tokenizer = tandem.load_tokenizer(str(TOY / "student"))
+    tokenizer.eos_token = None
+    tandem.shutil.copytree(TOY / "student", tmp_path / "endless")
+    tokenizer.save_pretrained(tmp_path / "endless")
+    assert call("distill", *SHORT["distill"], "--model", tmp_path / "endless", "--out", tmp_path / "r") == 2 and "no end-of-text token" in capsys.readouterr().err
+    assert call("distill", *SHORT["distill"], "--model", TOY, "--out", tmp_path / "r") == 2 and "no model there" in capsys.readouterr().err
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(tmp_path, capsys):
+    assert call("train", *SHORT["train"], "--steps", 3, "--lr", 1, "--weight-decay", 10**7, "--save-every", 1, "--eval-every", 0, "--out", tmp_path / "r") in (0, 2)
+    for folder in (tmp_path / "r").glob("checkpoint-*"):
+        assert all(w.isfinite().all() for w in weights(folder).values())
 
 
 # ------------------------------------- mistakes -------------------------------------
@@ -319,7 +399,9 @@ def test_a_solution_longer_than_the_budget_is_skipped_and_counted(tmp_path, caps
     (["train", "--alpha", "much"], "--alpha"), (["train", "--lambda-kl", "nan"], "--lambda-kl must be a number"), (["explain", "--alpha", "-1"], "--alpha must be"),
     (["train", "--lambda-kl", "inf"], "--lambda-kl"), (["train", "--kl", "both"], "--kl must be one of sampled, exact"), (["explain", "--tags", "xml"], "--tags must be one of"),
     (["explain", "--keep", "some"], "--keep must be one of"), (["train", "--styles", "steps"], "--styles must be"), (["train", "--styles", "a=("], "--styles"),
-    (["teach"], "warmup, train, explain, distill"), (["train", "now"], "not 'now'"), (["train", "--sync-every", "0"], "--sync-every"),
+    (["explain", "--tags", "begin:3"], "--tags must be one of"), (["train", "--kl", "exact:1"], "--kl must be one of"), (["train", "--alpha", "1e300"], "--alpha must be"),
+    (["train", "--group-size", str(10**30)], "--group-size must be"), (["train", "--styles", "step"], "--styles must be"), (["train", "--system-prompt", "\udcff"], "--system-prompt"),
+    (["distill", "--data", str(TOY / "rlt_gold.jsonl"), "--batch-size", "3000"], "do not fill --batch-size 3000"), (["teach"], "warmup, train, explain, distill"), (["train", "now"], "not 'now'"), (["train", "--sync-every", "0"], "--sync-every"),
     (["distill", "--epochs", "0"], "--epochs"), (["train", "--student", "nowhere/to/be"], "no such model folder"), (["train", "--group-size", "1"], "--group-size"),
     (["distill", "--data", "gone.jsonl"], "no data 'gone.jsonl'"), (["distill", "--data", str(TOY / "rlt_gold.jsonl"), "--best", "3"], "--best 3 needs rewards"), (["explain", "--resume"], "there is no run"), (["warmup", "--max-tokens", "3"], "--max-tokens 3 is too low"),
 ])
