@@ -252,9 +252,8 @@ def test_gpqa_becomes_multiple_choice(tmp_path):
 def runs(tmp_path_factory):
     """A tandem run and its control, two steps each, and all measurements of both."""
     tmp = tmp_path_factory.mktemp("runs")
-    with pytest.raises(SystemExit):
-        tandem.run_main(lambda: tandem.main(["--preset", "toy", "--steps", "2", "--prompts-per-step", "2", "--prompts-per-update", "2", "--group-size", "4", "--eval-problems", "3",
-                                             "--eval-every", "1", "--out", str(tmp / "t")]))
+    assert tandem.demo(str(tmp / "t"), ["--steps", "2", "--prompts-per-step", "2", "--prompts-per-update", "2", "--group-size", "4", "--eval-problems", "3",
+                                       "--eval-every", "1"]) is None
     for name in ("t", "t-vanilla"):
         assert call("all", "--preset", "toy", "--model", tmp / name, "--problems", 6, "--batch-problems", 4) == 0
     return tmp

@@ -210,13 +210,13 @@ MISTAKES = [
     (["--device", "tpu"], "--device"),
     (["--dtype", "int8"], "--dtype"),
     (["--habit", "("], "--habit"),
-    (["--junior", "{tmp}/other"], "another vocabulary than the senior's (481 entries against 480"),
+    (["--junior", "{tmp}/other"], "another vocabulary than its partner's (481 entries against 480"),
     (["--junior", "{tmp}"], "no config.json"),
     (["--model", "./no-such-model"], "no such model folder"),
     (["--model", "no-such-model"], "OWNER/NAME"),
     (["--model", "nobody/no-such-model-anywhere"], "could not be loaded"),
     (["--device", "cpu:"], "--device"), (["--device", "cpu:-1"], "--device"), (["--lr", "1e300"], "--lr"), (["--max-gap", "9" * 30], "--max-gap"), (["--max-new-tokens", "9" * 11], "--max-new"),
-    (["--model", "{tmp}/badconfig"], "could not be loaded"), (["--junior", "{tmp}/badconfig"], "could not be loaded"),
+    (["--model", "{tmp}/badconfig"], "no model there"), (["--junior", "{tmp}/badconfig"], "no model there"),
     (["--out", "{tmp}/taken/"], "already holds a run"),
     (["--out", "{tmp}/taken"], "already holds a run"),
     (["--out", "{tmp}/few.jsonl"], "already holds a run"),
@@ -292,6 +292,19 @@ def test_every_setting_has_a_line_of_help(capsys):
     for f in fields(tandem.Config):
         assert tandem.flag(f.name) in printed
     assert "the ratio is clipped to [1 - eps, 1 + eps]" in printed and "nan" not in printed.lower().split()
+
+
+@pytest.mark.parametrize("key, value", [("prompts_per_step", 2.0), ("group_size", 2.5), ("model", None), ("seed", 1.5), ("data", 5), ("resume", "no"), ("steps", True),
+                                        ("gradient_checkpointing", "no"), ("habit", None), ("more", 1)])
+def test_a_config_that_was_edited_is_one_line(finished, tmp_path, capsys, key, value):
+    shutil.copytree(finished, tmp_path / "r")
+    config = json.loads((finished / "config.json").read_text())
+    (tmp_path / "r" / "config.json").write_text(json.dumps({**config, key: value}))
+    assert call("--out", tmp_path / "r", "--resume") == 2
+    assert capsys.readouterr().err.count("\n") == 1 and weights(tmp_path / "r" / "final")
+    config.pop(key, None)
+    (tmp_path / "r" / "config.json").write_text(json.dumps(config))
+    assert key == "more" or call("--out", tmp_path / "r", "--resume") == 2
 
 
 def test_no_argument_means_the_toy_and_flags_win_over_presets():
