@@ -42,6 +42,7 @@ from tandem import (CHOICES, HERE, HUB, RANGES, Batch, GRPOConfig, Problem, Run,
                     completion_hidden, completion_logprobs, encode_prompt, load_model, load_problems, load_rows, load_tokenizer,
                     load_trained, micro_batches, padded, parse_config, pick_device, printable, read_jsonl, real_tokens, refresh, rollout,
                     run_main, stop_ids, stream, train_loop, training)
+
 # ------------------------------------- 1. Config: the paper's values are the defaults -------------------------------------
 EMPTY_REWARD = -10.0  # of an explanation without a token
 TAGS = {  # (open, close) of the thought, the solution and the explanation: plain text, not special tokens
@@ -188,6 +189,7 @@ PRESETS = {  # of each command
                 "toy": dict(SFT_TOY, model=str(TOY / "base"), data="runs/toy-traces/traces.jsonl", eval_data=str(TOY / "rlt_eval.jsonl"),
                             prompt_suffix="", eval_problems=200, eval_samples=4, epochs=12.5, max_new_tokens=64, max_rows=0, out="runs/toy-student")},
 }
+
 # ------------------------------------- 2. Data: questions, solutions, and perhaps explanations -------------------------------------
 HUB["bespoke"] = ("bespokelabs/Bespoke-Stratos-17k", "default", "train")
 EXPLANATIONS = ("explanation", "reasoning", "reasoning_trace", "trace", "thought")  # column names, in any case
@@ -268,6 +270,7 @@ def chat_parts(chat):
     question = next((text for role, text in reversed(turns) if role in ("user", "human")), "")
     style, thought, solution = response_parts(turns[-1][1] if turns else "")
     return style, (question, solution, thought)
+
 # ------------------------------------- 3. Formats: contexts of ids (paper 3.1) -------------------------------------
 class Format:
     """How teacher and student see a question, an explanation and a solution.
@@ -335,6 +338,7 @@ class Format:
         while not rest and keep and not decode(ids[keep - 1:keep]).strip():
             keep -= 1
         return list(ids[:keep]) + (self.encode(rest) if rest else []), True
+
 # ------------------------------------- 4. Reward (paper 3.2) -------------------------------------
 @dataclass
 class Reward:
@@ -404,6 +408,7 @@ def divergence(model, other, prompts, other_prompts, ids, lengths, temperature=1
                       for m, h in ((model, hidden), (other, hidden_other)))  # [slice, V]
         out[row[some], col[some]] = (logp.exp() * (logp - logq)).sum(-1)
     return out
+
 # ------------------------------------- 5. The teacher writes, and is scored -------------------------------------
 def teach(teacher, student, fmt, lessons, config, samples, max_rows, seed):
     """`samples` explanations of each of P lessons, scored: (the Rollout, a dict an explanation, the Reward). A lesson's stand side by side.
@@ -453,6 +458,7 @@ def show_marked(fmt, record, token_kl, solution_logp):
                f"explanation, marked where the solution shows through (nats): {explanation}\n"
                f"solution, marked where it is hard for the student (nats): {solution}\n"
                f"--- reward {record['reward']:.3f}: r_SS {record['r_ss']:.3f}, r_KL {record['r_kl']:.3f}, {'' if record['closed'] else 'not '}closed")
+
 # ------------------------------------- 6. RL on the teacher (paper 3.3) -------------------------------------
 class Teaching:
     """What makes GRPO the training of a teacher: how a batch is collected, what is measured, and the reference that moves."""
@@ -538,6 +544,7 @@ def train(config):
           f"{str(dtype)[6:]} on {device}")
     teaching = Teaching(config, run, teacher, actor, student, reference, fmt, lessons, held_out[:config.eval_problems])
     return train_loop(run, teacher, actor, tokenizer, config, teaching.collect, teaching.evaluate, reference, advantage_eps=1e-4)
+
 # ------------------------------------- 7. Explaining (paper 3.4) -------------------------------------
 def explain(config):
     """Writes traces.jsonl, a line an explanation: as a chat that SFT tools read, in parts, and with its reward. Returns the rows."""
@@ -577,6 +584,7 @@ def chat(fmt, record):
     answer = f"{open_t}\n\n{record['explanation']}\n\n{close_t}\n\n{open_s}\n\n{record['solution']}\n\n{close_s}"
     turns = {"system": fmt.student_system, "user": record["question"], "assistant": answer}
     return [{"role": role, "content": content} for role, content in turns.items() if content]
+
 # ------------------------------------- 8. Supervised fine-tuning: warm-up and distillation -------------------------------------
 def finetune(run, config, tokenizer, examples, evaluate_with):
     """SFT on (prompt ids, response ids); the loss falls on the response. Returns the rows of metrics.jsonl, or None after Ctrl-C."""
@@ -651,6 +659,7 @@ def distill(config):
         "max_new_tokens", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "max_rows", "seed", "show")})
     examples = [(encode_prompt(tokenizer, x.question, config.system_prompt), fmt.response(x.explanation, x.solution)) for x in lessons]
     return finetune(run, config, tokenizer, examples, lambda student, step: Tandem(solo, student, None, tokenizer, [], problems).evaluate(step))
+
 # ------------------------------------- 9. Command line -------------------------------------
 COMMANDS = {"warmup": (WarmupConfig, warmup), "train": (TrainConfig, train), "explain": (ExplainConfig, explain), "distill": (DistillConfig, distill)}
 

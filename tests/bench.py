@@ -1,6 +1,7 @@
 """Speed, as ratios: both sides in one process, taking turns; the median of the runs, and their spread. No pass or fail.
 
     python tests/bench.py [--runs 5] [--size toy|mid]
+    python tests/bench.py --size 0.6b|1.7b|4b --device cuda       # random weights of Qwen3's shapes, bf16: decoding alone; for a GPU
 
 toy: the built-in model (0.3 M parameters). mid: a random Qwen3 of 8 layers, hidden size 256 and 32,000 words (20 M parameters).
 """
@@ -25,18 +26,30 @@ import tandem  # noqa: E402
 from tandem import Schedule, rollout  # noqa: E402
 
 
+SHAPES = {  # hidden size, feed-forward, layers, heads, key-value heads, head size, words
+    "mid": (256, 768, 8, 8, 4, 32, 32000), "0.6b": (1024, 3072, 28, 16, 8, 128, 151936), "1.7b": (2048, 6144, 28, 16, 8, 128, 151936),
+    "4b": (2560, 9728, 36, 32, 8, 128, 151936)}
+BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.0e12, "4090": 1.0e12, "L40S": 0.86e12}  # bytes a second of the memory, by the card's name
+
+
+def random_model(size, seed, device="cpu", dtype=torch.float32):
+    hidden, feed_forward, layers, heads, kv_heads, head_dim, words = SHAPES[size]
+    torch.manual_seed(seed)
+    config = Qwen3Config(vocab_size=words, hidden_size=hidden, intermediate_size=feed_forward, num_hidden_layers=layers, num_attention_heads=heads,
+                         num_key_value_heads=kv_heads, head_dim=head_dim, tie_word_embeddings=size != "mid", max_position_embeddings=40960)
+    with torch.device(device):
+        model = Qwen3ForCausalLM._from_config(config, dtype=dtype).eval()
+    model.generation_config = GenerationConfig(eos_token_id=[2, 0], pad_token_id=0)
+    return model
+
+
 def models(size):
     """(senior, junior, tokenizer, 16 ragged prompts)."""
     tokenizer = tandem.load_tokenizer(str(HERE / "toy/senior"))
     if size == "toy":
         pair = [tandem.load_model(str(HERE / "toy" / name), torch.device("cpu"), torch.float32) for name in ("senior", "junior")]
         return *pair, tokenizer, [tandem.encode_prompt(tokenizer, f"Add {i % 6 + 1} 2 {i % 5 + 1} 4" + " 5" * (i % 3)) for i in range(16)]
-    pair = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        config = Qwen3Config(vocab_size=32000, hidden_size=256, intermediate_size=768, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4, head_dim=32)
-        pair.append(Qwen3ForCausalLM(config).eval())
-        pair[-1].generation_config = GenerationConfig(eos_token_id=[2, 0], pad_token_id=0)
+    pair = [random_model(size, seed) for seed in (0, 1)]
     return *pair, tokenizer, [list(range(5, 25 + 3 * (i % 8))) for i in range(16)]
 
 
@@ -59,7 +72,7 @@ def generate(model, prompts, group, new_tokens, stops):
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts for _ in range(group)])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts for _ in range(group)])
-    return model.generate(ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=new_tokens,
+    return model.generate(ids.to(model.device), attention_mask=mask.to(model.device), do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=new_tokens,
                           eos_token_id=stops or None, pad_token_id=0)
 
 
@@ -92,7 +105,7 @@ def trl_seconds(model, tokenizer, prompts, group, new_tokens, stops, steps):
     with tempfile.TemporaryDirectory() as folder:
         settings = GRPOConfig(output_dir=folder, per_device_train_batch_size=len(prompts) * group, num_generations=group, max_completion_length=new_tokens,
                               temperature=1.0, max_steps=steps + 1, learning_rate=1e-6, beta=0.0, report_to=[], save_strategy="no", use_cpu=True, bf16=False,
-                              gradient_checkpointing=False, disable_tqdm=True, logging_strategy="no", generation_kwargs={"eos_token_id": stops or [tokenizer.vocab_size + 1]})
+                              gradient_checkpointing=False, disable_tqdm=True, logging_strategy="no", generation_kwargs={"eos_token_id": stops})
         rows = Dataset.from_list([{"prompt": tokenizer.decode(p)} for p in prompts])
         reward = lambda completions, **_: [float(len(text) % 2) for text in completions]  # noqa: E731
         GRPOTrainer(model, reward, args=settings, train_dataset=rows, processing_class=tokenizer, callbacks=[Clock()]).train()
@@ -105,7 +118,8 @@ def against_trl(model, tokenizer, prompts, new_tokens, runs):
         import trl  # noqa: F401
     except ImportError:
         return print("whole GRPO step / TRL's: trl is not installed (pip install trl)")
-    for name, some, stops in (("ragged lengths", [p * 4 for p in prompts], [2, 0]), ("equal lengths", [prompts[0]] * len(prompts), [])):
+    for name, some, new_tokens in (("ragged lengths", prompts, 2 * new_tokens), ("equal lengths", [prompts[0]] * len(prompts), 20)):
+        stops = [2, 0]  # (no answer of the built-in model ends within 20 tokens)
         step = our_step(copy.deepcopy(model), tokenizer, some, 8, new_tokens, stops)
         step()
         ours = []
@@ -142,11 +156,42 @@ def head_memory():
     print(f"{'log-probs of 4 x 1,000 tokens at 151,936 words, peak memory / plain':<74} {peaks[0] / peaks[1]:6.2f} x  ({peaks[0]:.1f} GB against {peaks[1]:.1f} GB)", flush=True)
 
 
+def decoding(size, device, dtype, runs, rows=128, prompt=128, new_tokens=256):
+    """Tokens a second of decoding `rows` sequences, against generate and against what the memory's bandwidth allows; tandem against vanilla; peak memory."""
+    senior, junior = (random_model(size, seed, device, dtype) for seed in (0, 1))
+    prompts = [[(7 * i + j) % 30000 + 10 for j in range(prompt)] for i in range(rows // 8)]
+    word = Schedule(*(torch.arange(senior.config.vocab_size) % n == 0 for n in (4, 10**9, 10**9)), 32)
+    common = dict(group_size=8, max_new_tokens=new_tokens, stops=[])
+
+    def clock(work):
+        device.type == "cuda" and torch.cuda.synchronize()
+        began = time.perf_counter()
+        work()
+        device.type == "cuda" and torch.cuda.synchronize()
+        return time.perf_counter() - began
+    sides = {"vanilla": lambda: rollout(senior, None, prompts, **common), "tandem": lambda: rollout(senior, junior, prompts, schedule=word, **common),
+             "generate": lambda: generate(senior, prompts, 8, new_tokens, [])}
+    seconds = {name: [clock(work) for _ in range(runs + 1)][1:] for name, work in sides.items()}
+    middle = {name: statistics.median(values) for name, values in seconds.items()}
+    c, each = senior.config, torch.finfo(dtype).bits // 8
+    weights = sum(p.numel() for p in senior.parameters()) * each
+    cache = rows * (prompt + new_tokens / 2) * c.num_hidden_layers * 2 * c.num_key_value_heads * c.head_dim * each  # read at a step, on average
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    bandwidth = next((value for name, value in BANDWIDTH.items() if name in card), None)
+    limit = f"{(weights + cache) * new_tokens / bandwidth / middle['vanilla']:.0%} of the bandwidth limit" if bandwidth else "bandwidth not known"
+    print(f"{size}, {rows} rows x ({prompt} + {new_tokens}) tokens, {str(dtype)[6:]}, {card}: {rows * new_tokens / middle['vanilla']:.0f} tokens/s, {limit}; "
+          f"{middle['generate'] / middle['vanilla']:.2f} x generate's tokens/s; tandem / vanilla {middle['tandem'] / middle['vanilla']:.2f} x; "
+          f"peak memory {tandem.peak_memory_gb(device):.1f} GB", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--size", choices=("toy", "mid"), default="toy")
+    parser.add_argument("--size", choices=("toy", *SHAPES), default="toy")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
+    if options.device != "cpu" or options.size not in ("toy", "mid"):
+        return decoding(options.size if options.size in SHAPES else "mid", torch.device(options.device), torch.bfloat16, options.runs)
     senior, junior, tokenizer, prompts = models(options.size)
     new_tokens = 44 if options.size == "toy" else 64
     tokens = lambda rolled: int(rolled.lengths.sum())  # noqa: E731
