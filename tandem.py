@@ -491,11 +491,11 @@ def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
     logits = logits / temperature
     logits = TopKLogitsWarper(top_k)(None, logits) if top_k else logits
     logits = TopPLogitsWarper(top_p)(None, logits) if top_p < 1 else logits
-    probs = torch.softmax(logits, -1)
-    cdf = probs.cumsum(-1)
-    above = (cdf > uniform[:, None] * cdf[:, -1:]) & (probs > 0)  # the id drawn is the first above; never one of probability 0
-    ids = torch.where(above.any(-1), above.int().argmax(-1), probs.argmax(-1))  # (none is above if the product was rounded up)
-    return ids, probs.gather(-1, ids[:, None])[:, 0].log()
+    cdf = (probs := torch.softmax(logits, -1)).cumsum(-1)
+    ids = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).clamp_(max=cdf.size(-1) - 1)  # [R, 1]: the id drawn is the first above
+    if (probs.gather(-1, ids) == 0).any():  # never one of probability 0, where the product was rounded up
+        ids = torch.where(probs.gather(-1, ids) > 0, ids, probs.argmax(-1, keepdim=True))
+    return ids[:, 0], probs.gather(-1, ids)[:, 0].log()
 
 @dataclass
 class Rollout:
