@@ -26,7 +26,7 @@ Run it
     python eval.py solo --model Qwen/Qwen3-0.6B --data math-test --problems 100
 """
 import functools, glob, hashlib, json, math, os, platform, random, sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np

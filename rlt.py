@@ -31,7 +31,7 @@ Run it
     python tandem.py --prob-senior 1 --model runs/student/final ...  # RL from that cold start (README)
 """
 import functools, math, random, re, shutil, sys, time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch

@@ -222,7 +222,7 @@ def plain_gradient(model, reference, junior, batch, kl_coef, lambda_jun, loss_me
     rows = [i for i in range(12)]
     logp = plain_logprobs(model, batch.prompts, batch.ids, batch.lengths, 0.8)
     ref = plain_logprobs(reference, batch.prompts, batch.ids, batch.lengths, 0.8).detach()
-    total, tokens, loss = 0, int(batch.mask.sum()), 0.0
+    tokens, loss = int(batch.mask.sum()), 0.0
     juniors = sum(int(n) for n in batch.lengths) - tokens
     for i in rows:
         n = int(batch.lengths[i])

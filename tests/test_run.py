@@ -1,13 +1,11 @@
 """Whole runs on the built-in model: what they leave behind, resume bit for bit, stops of every kind, and users' mistakes."""
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
