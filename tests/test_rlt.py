@@ -3,6 +3,7 @@ import pytest
 import torch
 
 import rlt
+import tandem
 from conftest import tiny_model
 from rlt import EMPTY_REWARD, Format, rlt_reward
 
@@ -65,6 +66,19 @@ def test_reward_does_not_depend_on_the_batch(world, exact):
     order = [2, 0, 3, 1]
     shuffled = rlt_reward(teacher, student, fmt, *[[a[i] for i in order] for a in args], exact_kl=exact)
     assert torch.allclose(whole.reward, parts.reward, atol=1e-4) and torch.allclose(whole.reward[order], shuffled.reward, atol=1e-4)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_reward_does_not_depend_on_the_padding_id(world, exact, monkeypatch):
+    """Also where it is a stop id, or an id of the explanations themselves."""
+    fmt, teacher, student, explanations = world
+    args = [QUESTIONS, SOLUTIONS, explanations, [True] * 4]
+    zeros = rlt_reward(teacher, student, fmt, *args, exact_kl=exact).reward
+    for pad in (2, explanations[0][0]):
+        padded = lambda lists, width, device: torch.tensor([list(ids) + [pad] * (width - len(ids)) for ids in lists], device=device)  # noqa: E731, B023
+        monkeypatch.setattr(rlt, "padded", padded)
+        monkeypatch.setattr(tandem, "padded", padded)
+        assert torch.equal(rlt_reward(teacher, student, fmt, *args, exact_kl=exact).reward, zeros)
 
 
 def test_empty_explanations_have_a_fixed_score_that_is_never_better(world):
