@@ -271,7 +271,7 @@ def chat_parts(chat):
     style, thought, solution = response_parts(turns[-1][1] if turns else "")
     return style, (question, solution, thought)
 
-# ------------------------------------- 3. Formats: contexts of ids (paper 3.1) -------------------------------------
+# ------------------------------------- 3. Formats: contexts of ids -------------------------------------
 class Format:
     """How teacher and student see a question, an explanation and a solution.
 
@@ -293,11 +293,13 @@ class Format:
         return cls(tokenizer, config.tags, config.teacher_system, config.system_prompt)
     def encode(self, text):
         return self.tokenizer(text, add_special_tokens=False).input_ids
+    @functools.lru_cache(maxsize=1024)  # (each is asked for once an explanation)
     def teacher_prompt(self, question, solution):
         """Ids up to and including the opening explanation tag: the teacher writes on from there."""
         (open_s, close_s), (open_e, _) = self.tags["solution"], self.tags["explanation"]
         return (encode_prompt(self.tokenizer, question, self.teacher_system) + self.encode(f"{open_s}\n\n") + self.encode(solution) +
                 self.encode(f"\n\n{close_s}\n\n{open_e}\n\n"))
+    @functools.lru_cache(maxsize=1024)
     def student_prompt(self, question):
         """Ids up to and including the opening thought tag: the explanation follows."""
         return encode_prompt(self.tokenizer, question, self.student_system) + self.open_thought
@@ -339,7 +341,7 @@ class Format:
             keep -= 1
         return list(ids[:keep]) + (self.encode(rest) if rest else []), True
 
-# ------------------------------------- 4. Reward (paper 3.2) -------------------------------------
+# ------------------------------------- 4. Reward: usefulness r_SS, naturalness r_KL -------------------------------------
 @dataclass
 class Reward:
     """What each explanation earned, [N]; and its per-token parts, for looking at: lists of N tensors."""
@@ -352,7 +354,7 @@ class Reward:
 @torch.no_grad()
 def rlt_reward(teacher, student, fmt, questions, solutions, explanations, closed, *, alpha=0.01, lambda_kl=3.0, temperature=0.7, exact_kl=False,
                unclosed_penalty=1.0, vocab_size=None, micro_tokens=16384):
-    """r = r_SS - lambda r_KL, less 1 if the explanation was not closed. Paper 3.2; returns a Reward.
+    """r = r_SS - lambda r_KL, less 1 if the explanation was not closed. Returns a Reward.
 
     questions, solutions: N texts; explanations: N lists of ids, as sampled (see Format.split); closed: N bools. All log-probs are taken at the
     sampling temperature. r_SS = mean + alpha min of the student's log-probs of the solution's tokens, tags left out; r_KL = mean + alpha max,
@@ -459,7 +461,7 @@ def show_marked(fmt, record, token_kl, solution_logp):
                f"solution, marked where it is hard for the student (nats): {solution}\n"
                f"--- reward {record['reward']:.3f}: r_SS {record['r_ss']:.3f}, r_KL {record['r_kl']:.3f}, {'' if record['closed'] else 'not '}closed")
 
-# ------------------------------------- 6. RL on the teacher (paper 3.3) -------------------------------------
+# ------------------------------------- 6. RL on the teacher -------------------------------------
 class Teaching:
     """What makes GRPO the training of a teacher: how a batch is collected, what is measured, and the reference that moves."""
     def __init__(self, config, run, model, actor, student, reference, fmt, lessons, held_out):
@@ -545,7 +547,7 @@ def train(config):
     teaching = Teaching(config, run, teacher, actor, student, reference, fmt, lessons, held_out[:config.eval_problems])
     return train_loop(run, teacher, actor, tokenizer, config, teaching.collect, teaching.evaluate, reference, advantage_eps=1e-4)
 
-# ------------------------------------- 7. Explaining (paper 3.4) -------------------------------------
+# ------------------------------------- 7. Explaining -------------------------------------
 def explain(config):
     """Writes traces.jsonl, a line an explanation: as a chat that SFT tools read, in parts, and with its reward. Returns the rows."""
     run = Run(config)
@@ -556,8 +558,9 @@ def explain(config):
     batches = [lessons[i:i + config.batch_problems] for i in range(0, len(lessons), config.batch_problems)]
     wanted = [[(lesson.question, lesson.solution) for lesson in batch for _ in range(kept)] for batch in batches]
     stored = {}  # batch -> the questions and solutions of its lines; it counts when all are there
-    for row in read_jsonl(path):
-        stored.setdefault(row["step"], []).append((row["question"], row["solution"]))
+    with blame(f"{path}: a line is none of explain's"):
+        for row in read_jsonl(path):
+            stored.setdefault(int(row["step"]), []).append((row["question"], row["solution"]))
     for i, pairs in stored.items():
         if i >= len(batches) or pairs != wanted[i][:len(pairs)]:
             raise UserError(f"--resume: {path} was made from other data than {config.data} holds now, or by two processes at once")
@@ -586,13 +589,14 @@ def chat(fmt, record):
     return [{"role": role, "content": content} for role, content in turns.items() if content]
 
 # ------------------------------------- 8. Supervised fine-tuning: warm-up and distillation -------------------------------------
-def finetune(run, config, tokenizer, examples, evaluate_with):
-    """SFT on (prompt ids, response ids); the loss falls on the response. Returns the rows of metrics.jsonl, or None after Ctrl-C."""
+def finetune(run, config, tokenizer, examples, evaluate_with=None, best=0):
+    """SFT on (prompt ids, response ids); the loss falls on the response. `best`: only the first so many that fit (0: all).
+    Returns the rows of metrics.jsonl, or None after Ctrl-C."""
     fit = [pair for pair in examples if len(pair[0]) + len(pair[1]) <= config.max_tokens]
     print(f"{len(fit)} examples fit; skipped: {len(examples) - len(fit)} with more than {config.max_tokens} tokens")
     if not fit:
         raise UserError(f"no example is left: --max-tokens {config.max_tokens} is too low for all {len(examples)}")
-    fit = fit[:getattr(config, "best", 0) or None]
+    fit = fit[:best or None]
     if len(fit) < config.batch_size:
         raise UserError(f"{len(fit)} examples do not fill --batch-size {config.batch_size}")
     config.steps = math.ceil(len(fit) * config.epochs / config.batch_size)
@@ -629,7 +633,7 @@ def sft_update(model, optimizer, batch, config, lr, vocab_size, dtype):
     return {"loss": total, "tokens": tokens, "grad_norm": norm, "lr": lr}
 
 def warmup(config):
-    """SFT in the teacher's format: the loss falls on the explanation and its closing tag (paper 3.3)."""
+    """SFT in the teacher's format: the loss falls on the explanation and its closing tag."""
     run = Run(config)
     tokenizer = load_tokenizer(config.model)
     fmt = Format.of(tokenizer, config)
@@ -638,10 +642,10 @@ def warmup(config):
         raise UserError(f"{config.data}: the warm-up needs reasoning traces: a column {'/'.join(EXPLANATIONS)}, or chats")
     print(f"{config.data}: {len(lessons)} rows, {skipped} skipped for want of a part")
     return finetune(run, config, tokenizer, [(fmt.teacher_prompt(x.question, x.solution), fmt.encode(x.explanation) + fmt.close_explanation +
-                                              [tokenizer.eos_token_id]) for x in lessons], None)
+                                              [tokenizer.eos_token_id]) for x in lessons])
 
 def distill(config):
-    """SFT of a student on explanations, and its share of problems solved alone before and after (paper 3.4)."""
+    """SFT of a student on explanations, and its share of problems solved alone before and after."""
     run = Run(config)
     tokenizer = load_tokenizer(config.model)
     fmt = Format.of(tokenizer, config)
@@ -658,7 +662,8 @@ def distill(config):
     solo = tandem.Config(prob_senior=1.0, **{name: getattr(config, name) for name in (
         "max_new_tokens", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "max_rows", "seed", "show")})
     examples = [(encode_prompt(tokenizer, x.question, config.system_prompt), fmt.response(x.explanation, x.solution)) for x in lessons]
-    return finetune(run, config, tokenizer, examples, lambda student, step: Tandem(solo, student, None, tokenizer, [], problems).evaluate(step))
+    evaluate = lambda student, step: Tandem(solo, student, None, tokenizer, [], problems).evaluate(step)  # noqa: E731
+    return finetune(run, config, tokenizer, examples, evaluate, config.best)
 
 # ------------------------------------- 9. Command line -------------------------------------
 COMMANDS = {"warmup": (WarmupConfig, warmup), "train": (TrainConfig, train), "explain": (ExplainConfig, explain), "distill": (DistillConfig, distill)}

@@ -400,7 +400,7 @@ def stop_ids(model, tokenizer=None):
     """Every id that ends an answer: all of the generation config's, and the tokenizer's."""
     ids = model.generation_config.eos_token_id
     return sorted({*(ids if isinstance(ids, (list, tuple)) else [ids]), tokenizer and tokenizer.eos_token_id} - {None})
-# ------------------------------------- 4. Rollout (paper 3.1, 3.2) -------------------------------------
+# ------------------------------------- 4. Rollout (the paper's tandem rollout) -------------------------------------
 def token_texts(tokenizer, vocab_size):
     """What each id adds to a text, V strings; decoded behind an anchor, since some tokenizers strip a text's first space."""
     anchor, n = tokenizer.encode("a", add_special_tokens=False)[-1], min(vocab_size, len(tokenizer))
@@ -408,7 +408,7 @@ def token_texts(tokenizer, vocab_size):
     return [text.removeprefix(texts[0]) for text in texts[1:]] + [""] * (vocab_size - n)
 
 def word_boundaries(tokenizer, vocab_size):
-    """True for ids after which the author is redrawn: tokens whose bytes begin with a space (paper 3.2), bool [V]. So the hand-over falls
+    """True for ids after which the author is redrawn: tokens whose bytes begin with a space (word schedule), bool [V]. So the hand-over falls
     after a word's first piece; newlines, digits and punctuation do not hand over. Raises UserError if no id does."""
     boundary = torch.tensor([text.startswith(" ") for text in token_texts(tokenizer, vocab_size)])
     if not boundary.any():
@@ -502,7 +502,7 @@ class Rollout:
     """N completions, right-padded with 0. Behind a row's length nothing exists."""
     ids: torch.Tensor  # [N, T] long
     lengths: torch.Tensor  # [N] long; the first stop id is included
-    senior_mask: torch.Tensor  # [N, T] bool: the senior wrote it, so the loss falls on it (paper 3.3)
+    senior_mask: torch.Tensor  # [N, T] bool: the senior wrote it, so the loss falls on it
     finished: torch.Tensor  # [N] bool: stopped by itself, not cut
     logprobs: torch.Tensor  # [N, T]: of each id under its author, as it was sampled
     @property
@@ -513,7 +513,7 @@ class Rollout:
 @torch.no_grad()
 def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedule=None, temperature=1.0, top_k=0, top_p=1.0, stops=None,
             also_stop=None, vocab_size=None, max_rows=0, max_turns=sys.maxsize, seed=0):
-    """Writes `group_size` completions of each of P prompts (lists of ids), senior and junior in turns (paper 3.1, 3.2).
+    """Writes `group_size` completions of each of P prompts (lists of ids), senior and junior in turns.
 
     schedule: when the author changes; None, or prob_senior 1: the senior alone, and `junior` is not run. stops: ids that end a completion
     (default: all of the senior's generation config, which has no other influence); also_stop(ids [R, T], lengths [R]) -> bool [R] says which
@@ -558,7 +558,7 @@ def write(out, row, readers, prompts, group, schedule, sampling, stops, also_sto
         now = torch.arange(len(row), device=row.device)  # the rows that go on now
         if len(readers) == 1:
             logits = readers[0].read(tokens, upto)  # [R, V]
-        elif not schedule.alternate:  # both models read every token (paper 3.1), and each proposes where it is the author
+        elif not schedule.alternate:  # both models read every token, and each proposes where it is the author
             proposals = [reader.read(tokens, upto, wanted=mine) for reader, mine in zip(readers, (author, ~author))]
             logits = proposals[0].new_empty(len(row), proposals[0].size(1))
             logits[author], logits[~author] = proposals
@@ -590,7 +590,7 @@ def write(out, row, readers, prompts, group, schedule, sampling, stops, also_sto
 def padded(lists, width, device):
     """Lists of ids as one tensor [len(lists), width], padded with 0 on the right."""
     return torch.tensor([list(ids) + [0] * (width - len(ids)) for ids in lists], dtype=torch.long, device=device)
-# ------------------------------------- 5. Rewards and advantages (paper 3.3) -------------------------------------
+# ------------------------------------- 5. Rewards and advantages (team reward) -------------------------------------
 def completion_texts(tokenizer, rolled):
     """The text of each completion up to its stop id, N strings."""
     ids = [ids[:end] for ids, end in zip(rolled.ids.tolist(), (rolled.lengths - rolled.finished.long()).tolist())]
@@ -608,7 +608,7 @@ def group_advantages(rewards, group_size, eps=1e-6):
     advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + eps)
     equal = (groups == groups[:, :1]).all(1, keepdim=True)  # (else rounding residue is divided by almost nothing)
     return torch.where(equal, 0.0, advantages).view(-1)
-# ------------------------------------- 6. Log-probs and loss (paper 3.3, 3.4) -------------------------------------
+# ------------------------------------- 6. Log-probs and loss (GRPO on the senior's tokens) -------------------------------------
 def completion_hidden(model, prompts, ids, lengths):
     """(hidden states [M, D] that predict the M completion tokens, their row [M], their column [M]); arguments as in completion_logprobs."""
     ids, lengths = ids.to(model.device), lengths.to(model.device)
@@ -649,7 +649,7 @@ def k3(logp, other):
     return torch.exp(log_ratio) - 1 - log_ratio
 
 def grpo_loss(logp, old_logp, advantages, mask, clip_eps, ref_logp=None, kl_coef=0.0, denominator=None):
-    """The clipped surrogate over `mask`, with an optional k3 KL, divided by `denominator` (default: the mask's sum). Paper 3.3.
+    """The clipped surrogate over `mask`, with an optional k3 KL, divided by `denominator` (default: the mask's sum).
 
     logp, old_logp, ref_logp [N, T]; advantages [N]; mask [N, T] bool, in tandem the *senior's* tokens: in numerator and denominator alike. The
     denominator is a number, or [N, 1]; with micro-batches it is that of the whole optimiser step. An empty mask gives 0. What is masked out
@@ -682,7 +682,7 @@ def micro_batches(rows, totals, budget):
 Batch = namedtuple("Batch", "prompts ids lengths mask rewards metrics samples")
 
 def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None, advantage_eps=1e-6, dtype=torch.float32):
-    """All optimiser steps over one rollout batch (paper 3.3); returns their metrics. The weights are fp32 whatever the `dtype` of the arithmetic:
+    """All optimiser steps over one rollout batch; returns their metrics. The weights are fp32 whatever the `dtype` of the arithmetic:
     at lr 1e-6 the update of a bf16 weight would round away. With several steps (the paper takes two) old log-probs are frozen before the first."""
     n, per_update, lambda_jun = len(batch.prompts), config.prompts_per_update * config.group_size, getattr(config, "lambda_jun", 0.0)
     totals = [len(prompt) + length for prompt, length in zip(batch.prompts, batch.lengths.tolist())]

@@ -11,7 +11,7 @@ goes on from there: in plain a little more often than in jargon, so that nothing
 The world of rlt.py. A problem is a two-digit start and four labelled operands, `73+a3+b2+c5+d2=?` (without labels a model of this size cannot find
 the next operand). An explanation has one of three styles: *steps*, `73+a3=76+b2=78+c5=83+d2`, which leave the last total to the reader; *leak*, `it is=85
 because the answer is=85`; *padded*, `Take a3 and b2 and c5 and d2`, which computes nothing. All three roles have one shape and one tokenizer:
-the *base* knows single sums and the student's format; the *student* of the reward has seen four operands and all styles, leaks most; the *teacher*
+the *base* knows sums of up to three operands and the student's format; the *student* of the reward has seen four operands and all styles, leaks most; the *teacher*
 is the student after `rlt.py warmup` on as many leaks and padded explanations as steps.
 """
 import itertools
@@ -213,7 +213,7 @@ def rlt_world(tokenizer):
         while (r := row("+-", draw.choice(operands), weights))["question"] in seen:
             pass
         return encode_prompt(tokenizer, r["question"]), fmt.response(r["reasoning"], r["solution"])
-    model = make_model(vocab_size_of(tokenizer), tokenizer.eos_token_id, seed=5)  # (of the seeds 1, 5 and 6, 1 gave a base from which sums of four operands were not learnt)
+    model = make_model(vocab_size_of(tokenizer), tokenizer.eos_token_id, seed=5)  # (1 gave a base from which four operands were not learnt)
     finetune(model, tokenizer, [[fact() for _ in range(128)] for _ in range(300)], lr=4e-3)
     finetune(model, tokenizer, [[draw.choice((fact, reader))() for _ in range(128)] for _ in range(400)], lr=3e-3)
     finetune(model, tokenizer, [[answer((1, 2, 3), (0.6, 0.2, 0.2)) for _ in range(48)] + [part() for part in (reader, fact) for _ in range(24)]

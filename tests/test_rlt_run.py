@@ -259,11 +259,11 @@ def test_answers_alone_and_the_best_traces(traces, tmp_path, toy, capsys):
     assert toy.tokenizer.decode(fmt.response("Why.", "2")) == "<|begin_of_thought|>\n\nWhy.\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n\n2\n\n<|end_of_solution|><|im_end|>"
     caught = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rlt, "finetune", lambda run, config, tokenizer, examples, evaluate: caught.update(examples=examples) or [])
+        patch.setattr(rlt, "finetune", lambda run, config, tokenizer, examples, evaluate, best: caught.update(examples=examples, best=best) or [])
         assert call("distill", *SHORT["distill"], "--data", traces, "--best", 4, "--out", tmp_path / "b") == 0
     best = sorted(rows(traces.parent, "traces.jsonl"), key=lambda line: -line["reward"])[:4]
     fmt = Format(toy.tokenizer, teacher_system="", system_prompt="")
-    assert [r for _, r in caught["examples"]][:4] == [fmt.response(line["explanation"], line["solution"]) for line in best]
+    assert caught["best"] == 4 and [r for _, r in caught["examples"]][:4] == [fmt.response(line["explanation"], line["solution"]) for line in best]
 
 
 def test_marked_tokens_are_the_costliest(toy):
@@ -424,6 +424,34 @@ def test_a_student_with_another_vocabulary_is_refused_before_a_model_is_loaded(t
     for command in ("train", "explain"):
         assert call(command, "--preset", "toy", "--student", tmp_path / "other", "--out", tmp_path / command) == 2
         assert "another vocabulary" in capsys.readouterr().err
+
+
+def test_the_demo_shows_teacher_and_student_and_does_nothing_twice(tmp_path, monkeypatch, capsys):
+    """The whole pipeline with tiny settings; called again, also where a part is missing."""
+    small = {"train": dict(steps=2, prompts_per_step=2, prompts_per_update=2, group_size=2, eval_problems=2, show=0), "explain": dict(problems=32),
+             "distill": dict(epochs=1.0, eval_problems=4, eval_samples=2)}
+    for command, settings in small.items():
+        monkeypatch.setitem(rlt.PRESETS[command], "toy", {**rlt.PRESETS[command]["toy"], **settings})
+    out = tmp_path / "demo"
+    stamps = lambda: {p: p.stat().st_mtime_ns for p in out.rglob("*.safetensors")}  # noqa: E731
+    assert rlt.demo(str(out)) is None
+    table, made = capsys.readouterr().out.split("\n\n")[-2], stamps()
+    assert [line.split()[0] for line in table.splitlines()] == ["teacher", "before", "after"] and table.splitlines()[0].split()[1:] == [
+        "reward", "r_ss", "r_kl", "steps", "leak", "padded", "student"]
+    log = rows(out / "student-after")
+    assert f"{log[0]['solo/pass@1']:.3f} -> {log[-1]['solo/pass@1']:.3f}" in table.splitlines()[2]
+    assert rlt.demo(str(out)) is None and capsys.readouterr().out.split("\n\n")[-2] == table and stamps() == made
+    tandem.shutil.rmtree(out / "student-after")
+    assert rlt.demo(str(out)) is None and capsys.readouterr().out.split("\n\n")[-2] == table  # made again, to the digit
+
+
+@pytest.mark.parametrize("line", ["5", "{}", "[]", '{"step": "a", "question": "q", "solution": "s"}'])
+def test_lines_that_are_none_of_explains(tmp_path, capsys, line):
+    argv = ["explain", *SHORT["explain"], "--problems", 2, "--out", tmp_path / "r"]
+    assert call(*argv) == 0
+    with open(tmp_path / "r" / "traces.jsonl", "a") as file:
+        file.write(line + "\n")
+    assert call("explain", "--out", tmp_path / "r", "--resume") == 2 and "is none of explain's" in capsys.readouterr().err
 
 
 def test_no_argument_means_the_toy_and_the_defaults_are_the_papers(monkeypatch):
