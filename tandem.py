@@ -24,7 +24,7 @@ Run it
     python tandem.py --preset gsm8k --prob-senior 1 --out runs/vanilla                   # the vanilla GRPO control
     python tandem.py --preset gsm8k --prob-senior 1 --kl-coef 0.001 --out runs/kl-reg    # the KL-Reg control
 """
-import argparse, ast, contextlib, functools, glob, inspect, itertools, json, logging, math, operator, os, random, re, shutil, signal, subprocess
+import argparse, contextlib, functools, glob, inspect, itertools, json, logging, math, operator, os, random, re, shutil, signal, subprocess
 import sys, threading, time
 from collections import Counter, namedtuple
 from dataclasses import asdict, dataclass, fields, replace
@@ -296,6 +296,8 @@ def verify(text, answer):
         return float(box != "" and words[0] == words[1])
     return float(box != "" and len(box) <= 500 and grader.equal(answer, box))
 
+SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+
 def countdown_problem(numbers, target, solution=""):
     question = (f"Using the numbers {', '.join(map(str, numbers))}, write an expression that equals {target}. Use only +, -, * and /, and "
                 f"each number at most as often as it is given. Put the expression, without an equals sign, in \\boxed{{}}.")
@@ -309,36 +311,19 @@ def countdown_problems(test, n_test=1000, n_train=10000):
         terms = [(Fraction(n), str(n)) for n in numbers]
         while len(terms) > 1:  # join two terms, until one is left
             (a, left), (b, right) = (terms.pop(draw.randrange(len(terms))) for _ in range(2))
-            sign, join = draw.choice(list(OPERATORS.values())[:4 if b else 3])
+            sign, join = draw.choice(list(SIGNS.items())[:4 if b else 3])
             terms.append((join(a, b), f"({left} {sign} {right})"))
         value, expression = terms[0]
         if value.denominator == 1 and 10 <= value <= 99 and value not in numbers:
             problems.setdefault((*sorted(numbers), value), countdown_problem(numbers, int(value), f"\\boxed{{{expression[1:-1]}}}"))
     return list(problems.values())[:n_test] if test else list(problems.values())[n_test:]
 
-OPERATORS = {ast.Add: ("+", operator.add), ast.Sub: ("-", operator.sub), ast.Mult: ("*", operator.mul), ast.Div: ("/", operator.truediv)}
-
-def arithmetic(node):
-    """The exact value of a parsed expression of + - * / over integers. Raises ValueError for anything else: nothing is evaluated as code."""
-    match node:
-        case ast.Constant(int(n)):
-            return Fraction(n)
-        case ast.UnaryOp(ast.USub(), operand):
-            return -arithmetic(operand)
-        case ast.BinOp(left, op, right) if type(op) in OPERATORS:
-            return OPERATORS[type(op)][1](arithmetic(left), arithmetic(right))
-    raise ValueError("not arithmetic")
-
 def verify_countdown(text, numbers, target):
     """1.0 if the last box holds an expression worth exactly `target` that uses each number at most as often as it is given, else 0.0."""
-    box = re.sub(r"\\times|\\cdot|×", "*", re.sub(r"\\div|÷", "/", re.sub(r"\\left|\\right", "", extract_boxed(text) or "")))
-    box = " ".join(box.partition("=")[0].split())
-    if len(box) > 200 or not re.fullmatch(r"[0-9 +\-*/()]+", box) or Counter(re.findall("[0-9]+", box)) - Counter(map(str, numbers)):
-        return 0.0
-    try:
-        return float(arithmetic(ast.parse(box, mode="eval").body) == Fraction(target))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return 0.0
+    box = (extract_boxed(text) or "").partition("=")[0].replace("×", "*").replace("÷", "/")
+    spare = Counter(re.findall("[0-9]+", box)) - Counter(map(str, numbers))
+    legal = re.fullmatch(r"([0-9 +\-*/(){}]|\\(times|cdot|div|frac|left|right))+", box) and len(box) <= 200 and not spare
+    return float(bool(legal) and grader.equal(str(target), box))  # (math-verify parses it, and computes with exact fractions)
 
 def grade(problem, text):
     """The verifier's 0/1 reward for a completion's text."""
