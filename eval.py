@@ -36,8 +36,8 @@ from tqdm import tqdm
 
 import tandem
 from rlt import divergence
-from tandem import (HUB, RANGES, Problem, Schedule, UserError, completion_logprobs, completion_texts, encode_prompt, grade, load_model,
-                    load_problems, load_rows, load_tokenizer, micro_batches, parse_config, pass_at_k, pick_device, rollout, run_main, stop_ids, stream)
+from tandem import (HUB, RANGES, Problem, Schedule, UserError, completion_logprobs, completion_texts, encode_prompt, load_model,
+                    load_problems, load_rows, load_tokenizer, micro_batches, parse_config, pick_device, rollout, run_main, stop_ids, stream, verify)
 
 
 # ------------------------------------- 1. Config: the paper's values are the defaults -------------------------------------
@@ -202,6 +202,12 @@ class Measurement:
         write_aside(self.path, json.dumps({"settings": self.settings, "versions": versions, "summary": summary, "benchmarks": benchmarks}))
         self.partial.unlink()
 
+def pass_at_k(n, c, k):
+    """Unbiased pass@k: the chance that k of n samples, c of them right, hold a right one: 1 - C(n-c, k) / C(n, k). Raises ValueError."""
+    if not (1 <= k <= n and 0 <= c <= n):
+        raise ValueError(f"pass@{k} of {n} samples, {c} of them right: needs 1 <= k <= n and 0 <= c <= n")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
 class Pair:
     """A senior, its junior and the tokenizer; loaded when the first measurement needs them."""
 
@@ -238,7 +244,7 @@ def answer(pair, name, problems, seed):
         finished, problem = bool(rolled.finished[i]), i // c.n
         author = {} if schedule is None else {"author": "".join("js"[s] for s in rolled.senior_mask[i, :length].tolist()), "turns": turns[i],
                                               "cut_by_turns": not finished and length < c.max_new_tokens}
-        out[problem]["samples"].append({"text": text, "ids": rolled.ids[i, :length].tolist(), "correct": int(grade(problems[problem], text)),
+        out[problem]["samples"].append({"text": text, "ids": rolled.ids[i, :length].tolist(), "correct": int(verify(text, problems[problem].answer, problems[problem].numbers)),
                                         "finished": finished, **author})
     return out
 

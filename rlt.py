@@ -205,9 +205,6 @@ def load_lessons(name, fmt):
     A row is a question, a solution and perhaps an explanation, each in a column, or a chat (`messages` or `conversations`) whose last turn has a
     thought and a solution between tags. If any row has an explanation, those without are skipped, and those with a tag inside it.
     """
-    if name in ("countdown", "countdown-test"):
-        problems, skipped = load_problems(name)
-        return [Lesson(**vars(p)) for p in problems], skipped
     rows = load_rows(name)
     columns = {c.lower(): c for c in rows.column_names}
     pick = lambda names: [columns[c] for c in names if c in columns]  # noqa: E731
@@ -526,8 +523,6 @@ def judged(config):
 def train(config):
     """RL on the teacher, from its start or the newest checkpoint to final/. Returns the rows of metrics.jsonl, or None after Ctrl-C."""
     run = Run(config)
-    if rows := run.finished():
-        return rows
     device, dtype = pick_device(config.device, config.dtype)
     student_name, tokenizer, fmt = judged(config)
     lessons = fitting(fmt, *load_lessons(config.data, fmt), config, "to train on")
@@ -600,8 +595,6 @@ def finetune(run, config, tokenizer, examples, evaluate_with=None, best=0):
     if len(fit) < config.batch_size:
         raise UserError(f"{len(fit)} examples do not fill --batch-size {config.batch_size}")
     config.steps = math.ceil(len(fit) * config.epochs / config.batch_size)
-    if rows := run.finished():
-        return rows
     device, dtype = pick_device(config.device, config.dtype)
     model, actor = load_trained(str(run.newest or config.model), device, dtype if evaluate_with else torch.float32)
     def advance(step, optimizer):

@@ -1,38 +1,35 @@
 """Tandem Reinforcement Learning (arXiv 2606.28166), and GRPO from scratch, in one file.
 
-The idea. Reinforcement learning with a verifier makes a model strong and strange: it drifts to habits that nobody else can take over
-from. So let two models write every rollout together. A trainable *senior* and a frozen *junior* take turns at random, a word or so each;
-the verifier scores what the pair wrote; and the ordinary GRPO loss falls on the senior's own tokens only. Whatever the junior cannot
-continue earns less, so the senior keeps its strength and stays easy to take over from, close to the junior, and legible to it.
-
-With `--prob-senior 1` the junior never writes, none is run, and this file *is* vanilla GRPO. Letters: P prompts, G completions of each,
-N = P * G sequences, T completion positions (right-padded), V vocabulary, D hidden size, R rows being decoded.
+The idea. Reinforcement learning with a verifier makes a model strong and strange: it drifts to habits that nobody else can take over from. So
+let two models write every rollout together: a trainable *senior* and a frozen *junior* take turns at random, a word or so each. The verifier
+scores what the pair wrote, and the plain GRPO loss falls on the senior's tokens only. Whatever the junior cannot continue earns less, so the
+senior keeps its strength and stays easy to take over from, close to the junior, and legible to it. With `--prob-senior 1` no junior is run,
+and this file *is* vanilla GRPO. Letters: P prompts, G completions of each, N = P * G sequences, T completion positions (right-padded),
+V vocabulary, D hidden size, R rows being decoded.
 
 Departures from the paper and its released code
-    1. One GPU and plain PyTorch instead of two GPUs and patched vLLM. Both models read every token, but only the author's distribution is
-       sampled; the released code samples both and throws one proposal away. The text has the same distribution.
+    1. One GPU and plain PyTorch, not two and patched vLLM. Only the author's distribution is sampled (there both are, and one is thrown away).
     2. A token is drawn by inverting its cumulative distribution with a random number that belongs to (sequence, position): a rollout depends
        on the seed, not on how many rows run at a time or have finished. (On a CPU to the bit; on a GPU rounding depends on the batch.)
     3. Old log-probs come from the training forward pass before the first update, not from the sampler: the two then agree in bf16.
     4. `lambda_jun` (3.4, 0 in the paper) weighs a KL on the tokens that the junior wrote: here the unbiased k3 estimate of KL(junior || senior).
-    5. Advantages use the unbiased standard deviation plus 1e-6, as in verl; equal rewards give exactly 0.
-    6. `steps` is 200, and final/ is the last step (the paper: 2 epochs, best at steps 120-200 by held-out pass@4, which is logged here).
+    5. `steps` is 200, and final/ is the last step (the paper: 2 epochs, best at steps 120-200 by held-out pass@4, which is logged here).
 
 Run it
     python tandem.py                                    # the built-in toy world, vanilla GRPO and then tandem; minutes on a laptop's CPU
     python tandem.py --preset gsm8k                     # Qwen3-0.6B on GSM8K, one GPU
-    python tandem.py --preset gsm8k --prob-senior 1 --out runs/vanilla                   # the vanilla GRPO control
-    python tandem.py --preset gsm8k --prob-senior 1 --kl-coef 0.001 --out runs/kl-reg    # the KL-Reg control
+    python tandem.py --preset gsm8k --prob-senior 1 --out runs/vanilla    # vanilla GRPO, the control; with --kl-coef 0.001 the KL-Reg control
+    python tandem.py --preset gsm8k --model Qwen/Qwen3-1.7B --lora-rank 32 --lr 1e-5 --out runs/lora    # one set of weights for both models
 """
-import argparse, contextlib, functools, glob, inspect, itertools, json, logging, math, operator, os, random, re, shutil, signal, subprocess
+import argparse, contextlib, copy, functools, glob, inspect, itertools, json, logging, math, operator, os, random, re, shutil, signal, subprocess
 import sys, threading, time
 from collections import Counter, namedtuple
 from dataclasses import asdict, dataclass, fields, replace
-from fractions import Fraction
 from pathlib import Path
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
@@ -47,10 +44,9 @@ def blame(what):
     """Whatever goes wrong inside is due to `what`, a file or a setting of the user's: broken files raise something else in every library."""
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:
-        raise UserError(f"{what}: {' '.join(str(error.__cause__ or error).split())[:200] or type(error).__name__}") from None
+        said = ' '.join(str(error.__cause__ or error).split())[:200] or type(error).__name__
+        raise error if isinstance(error, UserError) else UserError(f"{what}: {said}") from None
 # ------------------------------------- 1. Config: the paper's values are the defaults -------------------------------------
 @dataclass
 class GRPOConfig:
@@ -60,7 +56,7 @@ class GRPOConfig:
     max_prompt_tokens: int = 1024  # longer prompts are skipped and counted
     max_new_tokens: int = 3000  # completions are cut here
     temperature: float = 0.6  # of sampling, and of every log-prob
-    max_rows: int = 0  # sequences decoded at a time; 0: all (fewer need less cache memory; the result is the same)
+    max_rows: int = 0  # sequences decoded at a time; 0: as many as a GPU's free memory can hold (the result is the same)
     prompts_per_update: int = 8  # prompts of one optimiser step; a divisor of prompts_per_step
     clip_eps: float = 0.2  # the ratio is clipped to [1 - eps, 1 + eps]
     kl_coef: float = 0.0  # weight of the k3 KL to the frozen partner; 0: none (the KL-Reg control: 0.001)
@@ -96,6 +92,7 @@ class Config(GRPOConfig):
     eval_problems: int = 1000  # how many held-out problems are evaluated
     system_prompt: str = ""  # system prompt; empty: none (or the chat template's own)
     prompt_suffix: str = "\nThink step by step, and put the final answer in \\boxed{}."  # follows each question
+    lora_rank: int = 0  # train an adapter of this rank (lr: about ten times as high); a junior `self` is then the same weights; 0: train all
     prob_senior: float = 0.5  # chance that a turn is the senior's; 1: vanilla GRPO, no junior is run
     schedule: str = "word"  # hand over after a word's first token (word), every token (token), or a blank line (step)
     max_gap: int = 32  # word schedule: the author is redrawn after so many tokens without a word's beginning
@@ -189,6 +186,7 @@ HUB = {  # name -> (hub path, configuration, split)
     "gsm8k": ("openai/gsm8k", "main", "train"), "gsm8k-test": ("openai/gsm8k", "main", "test"),
     "math": ("DigitalLearningGmbH/MATH-lighteval", "default", "train"), "math-test": ("HuggingFaceH4/MATH-500", "default", "test"),
     "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", "default", "train")}
+BUILT_IN = {name: str(HERE / f"tests/toy/{name}.parquet") for name in ("countdown", "countdown-test")}  # made by tests/make_toy.py
 FILES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 QUESTIONS, ANSWERS = ("question", "problem", "prompt", "input"), ("answer", "final_answer", "target", "solution")  # column names, in any case
 NEEDED = f"a question column ({'/'.join(QUESTIONS)}) and an answer column ({'/'.join(ANSWERS)})"
@@ -196,8 +194,9 @@ NEEDED = f"a question column ({'/'.join(QUESTIONS)}) and an answer column ({'/'.
 def load_rows(name):
     """The rows of a named set or of a local file. Raises UserError for what is not there or not readable."""
     import datasets  # (here, since it takes a second)
+    name = BUILT_IN.get(name, name)
     if name not in HUB and not (Path(name).suffix in FILES and Path(name).is_file()):
-        raise UserError(f"no data {name!r}: name {', '.join(HUB)}, countdown, countdown-test, or an existing {', '.join(FILES)} file with {NEEDED}")
+        raise UserError(f"no data {name!r}: name {', '.join([*HUB, *BUILT_IN])}, or an existing {', '.join(FILES)} file with {NEEDED}")
     datasets.disable_progress_bars()
     datasets.utils.logging.set_verbosity(logging.CRITICAL)
     path, configuration, split = HUB.get(name, (FILES.get(Path(name).suffix), None, "train"))
@@ -208,15 +207,9 @@ def load_rows(name):
 
 def load_problems(name):
     """(list of Problem, number of rows skipped for want of a question or an answer) of a named set or a local file. Raises UserError."""
-    if name in ("countdown", "countdown-test"):
-        return countdown_problems(test=name.endswith("-test")), 0
     rows = load_rows(name)
     columns = {c.lower(): c for c in rows.column_names}
     questions, answers, body, worked = ([columns[c] for c in names if c in columns] for names in (QUESTIONS, ANSWERS, ["body"], ["solution"]))
-    if {"nums", "target"} <= columns.keys():  # Countdown as it is published
-        cells = [(row[columns["nums"]], row[columns["target"]]) for row in rows]
-        good = [c for c in cells if isinstance(c[0], list) and c[0] and all(isinstance(n, int) and n >= 0 for n in [*c[0], c[1]])]
-        return [countdown_problem(*c) for c in good], len(cells) - len(good)
     if not (questions and answers):
         raise UserError(f"{name}: needs {NEEDED}; it has {', '.join(rows.column_names) or 'no rows'}")
     problems = []
@@ -224,7 +217,7 @@ def load_problems(name):
         parts = [row[c] for c in body + questions[:1]]  # (SVAMP keeps the story in a column of its own, `Body`)
         answer = next(filter(None, (final_answer(row[c]) for c in answers)), None)
         if answer and all(isinstance(part, str) and part.strip() for part in parts):
-            problems.append(Problem(" ".join(parts).strip(), answer, str(row[(worked or answers)[0]])))
+            problems.append(Problem(" ".join(parts).strip(), answer, str(row[(worked or answers)[0]]), tuple(row.get("countdown_numbers") or ())))
     if not problems:
         raise UserError(f"{name}: none of its {len(rows)} rows has both a question and an answer")
     return problems, len(rows) - len(problems)
@@ -234,14 +227,12 @@ def final_answer(value):
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if not isinstance(value, (str, int, float)) or value != value:  # (NaN)
         return None
-    text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
-    text = text.rpartition("####")[2]  # (all of it, where there is none)
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value).rpartition("####")[2]  # (all of it, where there is none)
     text = extract_boxed(text) or text
     return text.strip() if text.strip() and len(text) <= 200 and "\n" not in text.strip() else None
 
 def extract_boxed(text):
     r"""The content of the last balanced `\boxed{}`, or None. One pass with a stack, so linear in hostile text.
-
     >>> extract_boxed(r"first \boxed{1}, then \boxed{\frac{1}{2}} and \boxed{open")
     '\\frac{1}{2}'
     """
@@ -257,8 +248,7 @@ class SymbolicGrader:
     """math-verify in a child process, under a deadline that also holds outside the main thread and against a tower of powers, which no signal
     interrupts: a timer kills the child, and the next answer starts a new one. Only the LaTeX parser is used; the other one calls `eval`."""
     CHILD = """if True:
-        import contextlib, json, logging, sys
-        logging.disable(logging.CRITICAL)
+        import contextlib, json, sys
         from math_verify import LatexExtractionConfig, parse, verify
         print("ready", flush=True)
         for line in sys.stdin:
@@ -286,48 +276,21 @@ class SymbolicGrader:
             return verdict == "True\n"
 grader = SymbolicGrader()
 
-def verify(text, answer):
-    """1.0 if the last box of `text` holds `answer`, as the same string or as what math-verify calls equal; else 0.0."""
+def verify(text, answer, numbers=()):
+    """1.0 if the last box of `text` holds `answer`, as the same string or as what math-verify calls equal; else 0.0. With `numbers` (Countdown) it
+    must hold an expression that is worth `answer`, exactly, and uses each number at most as often as it is given."""
     box, answer = (side.strip().removesuffix(".") for side in (extract_boxed(text) or "", answer))
+    if numbers:
+        box = box.partition("=")[0].replace("×", "*").replace("÷", "/")
+        spare = Counter(re.findall("[0-9]+", box)) - Counter(map(str, numbers))
+        legal = len(box) <= 200 and re.fullmatch(r"([0-9 +\-*/(){}]|\\(times|cdot|div|frac|left|right))+", box) and not spare
+        return float(bool(legal) and grader.equal(answer, box))  # (math-verify parses it, and computes with exact fractions)
     box = box if "=" in answer else re.sub(r"^[A-Za-z]\w*\s*=\s*", "", box)  # `x = 7` is 7, but `8 = 7` is nothing
     words = [re.sub(r"\\text\w*\{([^{}]*)\}", r"\1", side).strip() for side in (box, answer)]
     words = [side if len(side) == 1 else side.casefold() for side in words]
     if box == answer or words[1].replace(" ", "").isalpha() or box.count("=") != answer.count("="):  # as text: `no` is not `on`
         return float(box != "" and words[0] == words[1])
     return float(box != "" and len(box) <= 500 and grader.equal(answer, box))
-
-SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-
-def countdown_problem(numbers, target, solution=""):
-    question = (f"Using the numbers {', '.join(map(str, numbers))}, write an expression that equals {target}. Use only +, -, * and /, and "
-                f"each number at most as often as it is given. Put the expression, without an equals sign, in \\boxed{{}}.")
-    return Problem(question, str(target), solution, tuple(numbers))
-
-def countdown_problems(test, n_test=1000, n_train=10000):
-    """Generated, all different, the same on every machine: the first `n_test` are the test set, the rest is for training."""
-    draw, problems = random.Random("countdown"), {}
-    while len(problems) < n_test + n_train:
-        numbers = [draw.randint(1, 99) for _ in range(draw.choice((3, 4)))]
-        terms = [(Fraction(n), str(n)) for n in numbers]
-        while len(terms) > 1:  # join two terms, until one is left
-            (a, left), (b, right) = (terms.pop(draw.randrange(len(terms))) for _ in range(2))
-            sign, join = draw.choice(list(SIGNS.items())[:4 if b else 3])
-            terms.append((join(a, b), f"({left} {sign} {right})"))
-        value, expression = terms[0]
-        if value.denominator == 1 and 10 <= value <= 99 and value not in numbers:
-            problems.setdefault((*sorted(numbers), value), countdown_problem(numbers, int(value), f"\\boxed{{{expression[1:-1]}}}"))
-    return list(problems.values())[:n_test] if test else list(problems.values())[n_test:]
-
-def verify_countdown(text, numbers, target):
-    """1.0 if the last box holds an expression worth exactly `target` that uses each number at most as often as it is given, else 0.0."""
-    box = (extract_boxed(text) or "").partition("=")[0].replace("×", "*").replace("÷", "/")
-    spare = Counter(re.findall("[0-9]+", box)) - Counter(map(str, numbers))
-    legal = re.fullmatch(r"([0-9 +\-*/(){}]|\\(times|cdot|div|frac|left|right))+", box) and len(box) <= 200 and not spare
-    return float(bool(legal) and grader.equal(str(target), box))  # (math-verify parses it, and computes with exact fractions)
-
-def grade(problem, text):
-    """The verifier's 0/1 reward for a completion's text."""
-    return verify_countdown(text, problem.numbers, problem.answer) if problem.numbers else verify(text, problem.answer)
 
 def encode_prompt(tokenizer, text, system=""):
     """Token ids of a user's turn, ready for the answer. Without a chat template: `Question: ...`, a new line, `Answer:`."""
@@ -340,7 +303,7 @@ def encode_prompt(tokenizer, text, system=""):
 # ------------------------------------- 3. Models -------------------------------------
 def pick_device(device, dtype):
     """(torch.device, torch.dtype) for --device and --dtype. Raises UserError for a device that this machine lacks."""
-    have = [kind for kind, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available()), ("cpu", True)) if there]
+    have = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
     device = have[0] if device == "auto" else device
     if device.split(":")[0] not in have:
         raise UserError(f"--device {device}: this machine has {', '.join(have)}")
@@ -372,6 +335,46 @@ def load_trained(start, device, dtype):
     """(the model that is trained, whose weights are fp32 masters; the actor that computes in `dtype`: the same model, or a copy that is loaded)."""
     model = load_model(start, device, torch.float32)
     return model, model if dtype == torch.float32 else load_model(start, device, dtype)  # (a cast would put the rotary frequencies in bf16)
+
+class LoRA(torch.nn.Linear):
+    """A frozen linear layer and a trainable detour of low rank (arXiv 2106.09685): y = W x + (32 / rank) B A x. W is the base model's own tensor;
+    A and B are fp32, since a bf16 weight would not move. B begins at 0: the model begins as its base."""
+    rows = None  # the first so many rows of a batch take the detour; None: all
+    def __init__(self, linear, rank, generator):
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        self.weight, self.bias, self.scale = linear.weight, linear.bias, 32 / rank
+        start = (2 * torch.rand(rank, linear.in_features, generator=generator) - 1) / linear.in_features ** 0.5
+        self.lora_A = torch.nn.Parameter(start.to(linear.weight.device))
+        self.lora_B = torch.nn.Parameter(torch.zeros(linear.out_features, rank, device=linear.weight.device))
+    def forward(self, x):
+        y, some = super().forward(x), x[:LoRA.rows]
+        y[:LoRA.rows] += (some @ self.lora_A.T.to(x.dtype)) @ self.lora_B.T.to(x.dtype) * self.scale
+        return y
+
+def adapted(base, rank, seed):
+    """A second model on the weights of `base`, which are frozen and not copied, with an adapter on every linear layer of its blocks."""
+    weights, generator = [*base.requires_grad_(False).parameters(), *base.buffers()], torch.Generator().manual_seed(seed)
+    model = copy.deepcopy(base, {id(tensor): tensor for tensor in weights})
+    model.base = (base,)  # (in a tuple, or it would be a part of the model)
+    for parent in list(model.get_decoder().modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is torch.nn.Linear:
+                setattr(parent, name, LoRA(layer, rank, generator))
+    return model
+
+def save_model(model, folder, base):
+    """A Hugging Face folder. Of a model with an adapter it holds the merged weights, and in adapter/ the adapter, for PEFT to load on `base`."""
+    state, layers = model.state_dict(), {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
+    adapter = {f"base_model.model.{name}.weight": state.pop(name) for name in list(state) if ".lora_" in name}
+    for name, layer in layers.items():
+        state[f"{name}.weight"] = (layer.weight + layer.scale * (layer.lora_B @ layer.lora_A).detach()).to(layer.weight.dtype).cpu()
+    model.save_pretrained(folder, state_dict=state)
+    if layers:
+        (folder / "adapter").mkdir()
+        save_file(adapter, folder / "adapter" / "adapter_model.safetensors")
+        (folder / "adapter" / "adapter_config.json").write_text(json.dumps({
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": len(layer.lora_A), "lora_alpha": 32,
+            "target_modules": sorted({name.rpartition(".")[2] for name in layers}), "inference_mode": True}, indent=1))
 
 def check_same_vocabulary(tokenizer, other, name):
     """The junior continues the senior's ids, so every id must mean the same to both. Raises UserError that names a difference."""
@@ -414,8 +417,7 @@ class Schedule:
     def of(cls, tokenizer, vocab_size, name="word", prob_senior=0.5, max_gap=32, alternate=False):
         never = torch.zeros(vocab_size, dtype=torch.bool)
         if name == "step":
-            texts = token_texts(tokenizer, vocab_size)
-            tables = ([("\n\n" in t) for t in texts], [t.startswith("\n") for t in texts], [t.endswith("\n") for t in texts])
+            tables = zip(*(("\n\n" in t, t.startswith("\n"), t.endswith("\n")) for t in token_texts(tokenizer, vocab_size)))
             return cls(*map(torch.tensor, tables), sys.maxsize, prob_senior, alternate)
         return cls(word_boundaries(tokenizer, vocab_size) if name == "word" else ~never, never, never, max_gap, prob_senior, alternate)
     def after(self, token, author, gap, half, coin):
@@ -433,23 +435,25 @@ class Reader:
     """A model and what it has read of each row. Token p of a row lies in slot p of its cache: no left padding, no shifted positions. What
     right-padding writes behind a row's end, the row's own tokens overwrite before any mask shows it. The model's layers call `update`, as
     they would of a transformers cache."""
-    BLOCK = 64  # the cache grows by so many slots at a time
-    def __init__(self, model, vocab_size, rows):
-        self.decoder, self.head, self.vocab_size = model.get_decoder(), model.get_output_embeddings(), vocab_size
+    def __init__(self, model, vocab_size, rows, limit, pair=False):
+        self.decoder, self.head, self.vocab_size, self.limit, self.pair = model.get_decoder(), model.get_output_embeddings(), vocab_size, limit, pair
         self.argument = "cache" if "cache" in inspect.signature(self.decoder.forward).parameters else "past_key_values"
         self.keys, self.values = {}, {}  # by layer [rows, heads, slots, head size]
-        self.seen = torch.zeros(rows, dtype=torch.long, device=model.device)  # tokens read of each row
+        self.seen = torch.zeros(rows * (1 + pair), dtype=torch.long, device=model.device)  # tokens read of each row
     def read(self, tokens, upto, rows=None, wanted=slice(None)):
         """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V], or only those of the
         `wanted` rows. With `rows`, only those of the cache's rows are meant: R is their number."""
+        tokens, upto = (tokens.repeat(2, 1), upto.repeat(2)) if self.pair else (tokens, upto)
         self.rows = torch.arange(len(upto), device=upto.device) if rows is None else rows
         count = upto - self.seen[self.rows]
-        self.positions = (upto - count)[:, None] + torch.arange(int(count.max()), device=upto.device)
+        self.positions = self.seen[self.rows][:, None] + torch.arange(max(int(count.max()), 1), device=upto.device)
         self.positions = self.positions.clamp(max=tokens.size(1) - 1)  # [R, Q]; (padding may point behind the last slot, whose token nobody reads)
-        self.span = int(self.positions.max()) + 1
-        mask = torch.arange(self.span, device=upto.device) <= self.positions[:, None, :, None]  # [R, 1, Q, span]: own slot and those before
-        hidden = self.decoder(input_ids=tokens.gather(1, self.positions), position_ids=self.positions, attention_mask=mask, use_cache=True,
+        self.span, ids = int(self.positions.max()) + 1, tokens.gather(1, self.positions)
+        mask = torch.arange(self.span, device=ids.device) <= self.positions[:, None, :, None]  # [R, 1, Q, span]: own slot and those before
+        LoRA.rows = len(ids) // 2 if self.pair else None
+        hidden = self.decoder(input_ids=ids, position_ids=self.positions, attention_mask=mask, use_cache=True,
                               **{self.argument: self}).last_hidden_state  # [R, Q, D]
+        LoRA.rows = None
         self.seen[self.rows] = upto
         last = hidden[torch.arange(len(count), device=upto.device), count - 1]  # [R, D]; padding stands behind each row's last token
         return self.head(last[wanted])[:, :self.vocab_size].float()
@@ -457,30 +461,30 @@ class Reader:
         """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns all slots up to the last."""
         for store, new in ((self.keys, key), (self.values, value)):
             old = store.get(layer, new.new_zeros(len(self.seen), new.size(1), 0, new.size(3)))
-            if self.span > old.size(2):  # grown by zeros, not by empty memory: a masked NaN is still a NaN
-                store[layer] = torch.nn.functional.pad(old, (0, 0, 0, max(self.span - old.size(2), self.BLOCK)))
+            if self.span > old.size(2):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
+                slots = min(max(self.span, 64, old.size(2) * 3 // 2), self.limit)
+                store[layer] = torch.nn.functional.pad(old, (0, 0, 0, slots - old.size(2)))
             store[layer][self.rows[:, None], :, self.positions] = new.transpose(1, 2)
         everyone = len(self.rows) == len(self.seen)  # (then a view will do)
         return [x[layer][:, :, :self.span] if everyone else x[layer][:, :, :self.span].index_select(0, self.rows) for x in (self.keys, self.values)]
     get_seq_length = lambda self, *_: 0  # (older transformers ask, and do not use it: positions and masks are given)
     def select(self, rows):
         """Keeps `rows` [R'], in that order: repeats each prompt for its group, or drops finished rows."""
+        rows = torch.cat([rows, rows + len(self.seen) // 2]) if self.pair else rows
         self.seen = self.seen[rows]
         for store, layer in itertools.product((self.keys, self.values), list(self.keys)):  # (one by one: no second copy of the whole cache)
             store[layer] = store[layer].index_select(0, rows)
 
 def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
-    """Draws an id a row: (ids [R], their log-probs [R]) from logits [R, V] and uniform [R] in [0, 1). Temperature 0 is greedy."""
+    """Draws an id a row, [R], from logits [R, V] and uniform [R] in [0, 1). Temperature 0 is greedy."""
     if temperature == 0:
-        return logits.argmax(-1), torch.zeros_like(uniform)
+        return logits.argmax(-1)
     logits = logits / temperature
     logits = TopKLogitsWarper(top_k)(None, logits) if top_k else logits
     logits = TopPLogitsWarper(top_p)(None, logits) if top_p < 1 else logits
     cdf = (probs := torch.softmax(logits, -1)).cumsum(-1)
     ids = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).clamp_(max=cdf.size(-1) - 1)  # [R, 1]: the id drawn is the first above
-    if (probs.gather(-1, ids) == 0).any():  # never one of probability 0, where the product was rounded up
-        ids = torch.where(probs.gather(-1, ids) > 0, ids, probs.argmax(-1, keepdim=True))
-    return ids[:, 0], probs.gather(-1, ids)[:, 0].log()
+    return torch.where(probs.gather(-1, ids) > 0, ids, probs.argmax(-1, keepdim=True))[:, 0]  # (none of probability 0, if the product was rounded up)
 
 @dataclass
 class Rollout:
@@ -489,23 +493,17 @@ class Rollout:
     lengths: torch.Tensor  # [N] long; the first stop id is included
     senior_mask: torch.Tensor  # [N, T] bool: the senior wrote it, so the loss falls on it
     finished: torch.Tensor  # [N] bool: stopped by itself, not cut
-    logprobs: torch.Tensor  # [N, T]: of each id under its author, as it was sampled
-    @property
-    def turns(self):
-        """[N]: how many turns each completion has, one more than its hand-overs."""
-        return 1 + ((self.senior_mask[:, 1:] != self.senior_mask[:, :-1]) & real_tokens(self.ids, self.lengths)[:, 1:]).sum(1)
+    turns: torch.Tensor  # [N] long: one more than its hand-overs
 
 @torch.no_grad()
 def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedule=None, temperature=1.0, top_k=0, top_p=1.0, stops=None,
             also_stop=None, vocab_size=None, max_rows=0, max_turns=sys.maxsize, seed=0):
     """Writes `group_size` completions of each of P prompts (lists of ids), senior and junior in turns.
-
     schedule: when the author changes; None, or prob_senior 1: the senior alone, and `junior` is not run. stops: ids that end a completion
     (default: all of the senior's generation config, which has no other influence); also_stop(ids [R, T], lengths [R]) -> bool [R] says which
     completions end for another reason, such as a text they have written. vocab_size: ids from there on are never sampled.
-    max_rows: sequences decoded at a time, 0: all; the result does not depend on it. max_turns: a completion is cut where another turn would
-    begin. Temperature 0 is greedy. Returns a Rollout of N = P * group_size rows, a prompt's side by side, as long as the longest.
-    """
+    max_rows: sequences decoded at a time, 0: all that fit; the result does not depend on it. max_turns: a completion is cut where another turn
+    would begin. Temperature 0 is greedy. Returns a Rollout of N = P * group_size rows, a prompt's side by side, as long as the longest."""
     n, device = len(prompts) * group_size, senior.device
     solo = schedule is None or (schedule.prob_senior == 1 and not schedule.alternate)
     generator = torch.Generator().manual_seed(seed)  # its own, and on the CPU: the same numbers on every device
@@ -513,64 +511,75 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     coins = (torch.rand(n, max_new_tokens + 1, generator=generator) < (1.0 if solo else schedule.prob_senior)).to(device)
     stops = torch.tensor(stop_ids(senior) if stops is None else stops, device=device)
     zeros = torch.zeros(n, max_new_tokens, dtype=torch.long, device=device)
-    out = Rollout(zeros, zeros[:, 0].clone(), zeros.bool(), zeros[:, 0].bool(), zeros.float())
+    out = Rollout(zeros, zeros[:, 0].clone(), zeros.bool(), zeros[:, 0].bool(), zeros[:, 0] + 1)
     models = (senior,) if solo else (senior, junior)
+    pair = not solo and not schedule.alternate and (junior,) == getattr(senior, "base", None)
     if schedule is not None:
         schedule = replace(schedule, always=schedule.always.to(device), opens=schedule.opens.to(device), closes=schedule.closes.to(device))
     modes = [model.training for model in models]
-    for start in range(0, n, max_rows or n):
-        rows = torch.arange(start, min(start + (max_rows or n), n), device=device)
-        some = prompts[start // group_size:(start + len(rows) - 1) // group_size + 1]
-        readers = [Reader(model.eval(), vocab_size or senior.config.vocab_size, len(some)) for model in models]
-        group = rows // group_size - start // group_size  # each row's prompt among those
-        write(out, rows, readers, some, group, None if solo else schedule, (temperature, top_k, top_p), stops, also_stop, uniform, coins, max_turns)
+    max_rows = max_rows or min(n, rows_that_fit(models, max(map(len, prompts)) + max_new_tokens))
+    for start in range(0, n, max_rows):
+        row = torch.arange(start, min(start + max_rows, n), device=device)
+        some = prompts[start // group_size:(start + len(row) - 1) // group_size + 1]
+        tokens = padded(some, max(map(len, some)) + max_new_tokens, device)  # [P, L]
+        readers = [Reader(model.eval(), vocab_size or senior.config.vocab_size, *tokens.shape, pair) for model in models[:1 if pair else 2]]
+        lengths, group = torch.tensor([len(p) for p in some], device=device), row // group_size - start // group_size  # each row's prompt
+        for reader in readers:  # each prompt is read once, up to its last token, and the cache repeated for the group
+            if lengths.max() > 1:
+                reader.read(tokens, lengths - 1)
+            reader.select(group)
+        write(out, row, readers, tokens[group], lengths[group], None if solo else schedule, (temperature, top_k, top_p), stops, also_stop,
+              uniform, coins, max_turns)
     [model.train(mode) for model, mode in zip(models, modes)]
     longest = int(out.lengths.max())
-    return replace(out, ids=out.ids[:, :longest], senior_mask=out.senior_mask[:, :longest], logprobs=out.logprobs[:, :longest])
+    return replace(out, ids=out.ids[:, :longest], senior_mask=out.senior_mask[:, :longest])
 
-def write(out, row, readers, prompts, group, schedule, sampling, stops, also_stop, uniform, coins, max_turns):
-    """Writes the rows `row` [R] of `out`, token by token. The state of each row moves with it when finished rows leave the batch."""
-    start = torch.tensor([len(p) for p in prompts], device=row.device)  # [P], soon [R]
-    tokens = padded(prompts, int(start.max()) + uniform.size(1), row.device)  # [P, L], soon [R, L]
-    for reader in readers:  # each prompt is read once, up to its last token, and the cache repeated for the group
-        if start.max() > 1:
-            reader.read(tokens, start - 1)
-        reader.select(group)
-    tokens, start = tokens[group], start[group]
-    author = torch.ones_like(row, dtype=torch.bool) if schedule is None or schedule.alternate else coins[row, 0]
-    upto, gap, half, turn = start, torch.zeros_like(row), torch.zeros_like(author), torch.ones_like(row)
+def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop, uniform, coins, max_turns):
+    """Writes the rows `row` [R] of `out`, token by token, behind their prompts: tokens [R, L], of `start` [R] ids. The state of each row moves
+    with it when finished rows leave the batch: at once, or on a GPU when they are a quarter of it."""
+    open_rows, coined = torch.ones_like(row, dtype=torch.bool), schedule is not None and not schedule.alternate
+    author = coins[row, 0] if coined else open_rows.clone()
+    upto, gap, half, turn = start.clone(), torch.zeros_like(row), torch.zeros_like(author), torch.ones_like(row)
     while len(row):
-        now = torch.arange(len(row), device=row.device)  # the rows that go on now
-        if len(readers) == 1:
-            logits = readers[0].read(tokens, upto)  # [R, V]
-        elif not schedule.alternate:  # both models read every token, and each proposes where it is the author
-            proposals = [reader.read(tokens, upto, wanted=mine) for reader, mine in zip(readers, (author, ~author))]
-            logits = proposals[0].new_empty(len(row), proposals[0].size(1))
-            logits[author], logits[~author] = proposals
+        if schedule is None or coined:  # every model reads every token, and proposes where it is the author
+            authors = torch.stack([author & open_rows, ~author & open_rows])  # [2, R]
+            now = authors.nonzero()[:, 1]  # the rows that are written now: the senior's, then the junior's
+            wanted = authors if len(readers) == 2 else authors.view(1, -1) if coined else authors[:1]
+            logits = torch.cat([reader.read(tokens, upto, wanted=some) for reader, some in zip(readers, wanted)])
         else:  # long turns: the model with more rows to write reads what the other one wrote, and writes; the other rows wait
-            senior_writes = bool(2 * author.sum() >= len(row))
-            now = (author == senior_writes).nonzero()[:, 0]
-            reader = readers[0 if senior_writes else 1]
-            behind = now[upto[now] - reader.seen[now] > 1]
-            if 0 < len(behind) < len(now) / 2:  # these catch up on their own, or the others would be padded to their width
-                reader.read(tokens[behind], upto[behind] - 1, behind)
+            senior_writes = bool(2 * (author & open_rows).sum() >= open_rows.sum())
+            now, reader = (open_rows & (author == senior_writes)).nonzero()[:, 0], readers[0 if senior_writes else 1]
             logits = reader.read(tokens[now], upto[now], now)
         r, t = row[now], (upto - start)[now]
-        token, logprob = sample(logits, uniform[r, t], *sampling)
-        out.ids[r, t], out.senior_mask[r, t], out.logprobs[r, t], out.lengths[r] = token, author[now], logprob, t + 1
+        token = sample(logits, uniform[r, t], *sampling)
+        out.ids[r, t], out.senior_mask[r, t], out.lengths[r], out.turns[r] = token, author[now], t + 1, turn[now]
         out.finished[r] = torch.isin(token, stops) | (also_stop(out.ids[r], t + 1) if also_stop else False)
         tokens[now, upto[now]] = token
-        upto = upto.index_add(0, now, torch.ones_like(now))
+        upto[now] += 1
         if schedule is not None:
             before = author[now]
             author[now], gap[now], half[now] = schedule.after(token, before, gap[now], half[now], coins[r, t + 1])
             turn[now] += author[now] != before
         open_rows = ~out.finished[row] & (upto - start < uniform.size(1)) & (turn <= max_turns)
-        if not open_rows.all():
+        if (~open_rows).sum() > (len(row) // 4 if row.is_cuda else 0):
             keep = open_rows.nonzero()[:, 0]
-            row, author, gap, half, turn, tokens, start, upto = (x[keep] for x in (row, author, gap, half, turn, tokens, start, upto))
+            row, author, gap, half, turn, tokens, start, upto, open_rows = (
+                x[keep] for x in (row, author, gap, half, turn, tokens, start, upto, open_rows))
             for reader in readers:
                 reader.select(keep)
+
+head_size = lambda config: getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+def cache_bytes(model):
+    """Bytes that one token of one row takes in a model's cache."""
+    return 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * head_size(model.config) * model.dtype.itemsize
+
+def rows_that_fit(models, width):
+    """How many rows of `width` tokens the caches can hold at a time: on a GPU, in nine tenths of what is free; elsewhere, any number."""
+    if models[0].device.type != "cuda":
+        return sys.maxsize
+    free = torch.cuda.get_device_properties(models[0].device).total_memory - torch.cuda.memory_allocated(models[0].device)
+    return max(1, int(0.9 * free / width / sum(map(cache_bytes, models))))
 
 def padded(lists, width, device):
     """Lists of ids as one tensor [len(lists), width], padded with 0 on the right."""
@@ -583,7 +592,6 @@ def completion_texts(tokenizer, rolled):
 
 def group_advantages(rewards, group_size, eps=1e-6):
     """(reward - its group's mean) / (its group's standard deviation + eps), [N]; equal rewards give exactly 0. Raises ValueError.
-
     >>> group_advantages(torch.tensor([1., 0., 0., 1., 5., 5., 5., 5.]), 4)
     tensor([ 0.8660, -0.8660, -0.8660,  0.8660,  0.0000,  0.0000,  0.0000,  0.0000])
     """
@@ -602,16 +610,15 @@ def completion_hidden(model, prompts, ids, lengths):
     whole = padded(prompts, int((starts + lengths).max()), model.device)  # [N, L]: prompt, completion, padding
     row, col = real_tokens(ids, lengths).nonzero(as_tuple=True)
     whole[row, starts[row] + col] = ids[row, col]
+    LoRA.rows = None  # (a rollout that was broken off may have left it)
     hidden = model.get_decoder()(input_ids=whole, use_cache=False).last_hidden_state  # [N, L, D]; causal: padding on the right is never seen
     return hidden[row, starts[row] + col - 1], row, col  # the shift by one: a token is predicted from the position before it
 
 def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size=None, entropy=False, slice_tokens=1024, states=None):
     """Log-probs of completion ids [N, T] at the sampling temperature, 0 on padding, differentiable: [N, T].
-
     prompts: N lists of ids, or P for N / P rows each; lengths [N]; vocab_size as in rollout. The output head runs on completion positions only,
     in slices that are recomputed in backward: the logits of the whole batch never exist at once. With `entropy`, returns also the
-    distributions' entropies in nats, without gradient: ([N, T], [N, T]). `states`: what completion_hidden gave for them, if that is known.
-    """
+    distributions' entropies in nats, without gradient: ([N, T], [N, T]). `states`: what completion_hidden gave for them, if that is known."""
     hidden, row, col = states or completion_hidden(model, prompts, ids, lengths)
     head, targets = model.get_output_embeddings(), ids.to(model.device)[row, col]
     parts = [checkpoint(slice_logprobs, head, hidden[i:i + slice_tokens], targets[i:i + slice_tokens], temperature, vocab_size, entropy,
@@ -635,11 +642,9 @@ def k3(logp, other):
 
 def grpo_loss(logp, old_logp, advantages, mask, clip_eps, ref_logp=None, kl_coef=0.0, denominator=None):
     """The clipped surrogate over `mask`, with an optional k3 KL, divided by `denominator` (default: the mask's sum).
-
     logp, old_logp, ref_logp [N, T]; advantages [N]; mask [N, T] bool, in tandem the *senior's* tokens: in numerator and denominator alike. The
     denominator is a number, or [N, 1]; with micro-batches it is that of the whole optimiser step. An empty mask gives 0. What is masked out
-    is selected away before any arithmetic, so a NaN there does no harm.
-    """
+    is selected away before any arithmetic, so a NaN there does no harm."""
     mask, advantages = mask.bool(), advantages[:, None]  # [N, 1]
     denominator = mask.sum().clamp(min=1) if denominator is None else denominator
     logp = torch.where(mask, logp, 0.0)
@@ -651,7 +656,6 @@ def grpo_loss(logp, old_logp, advantages, mask, clip_eps, ref_logp=None, kl_coef
 
 def micro_batches(rows, totals, budget):
     """`rows`, longest first, in batches of at most `budget` tokens, padding included; a longer row gets a batch of its own.
-
     >>> micro_batches(range(4), totals=[5, 9, 4, 30], budget=20)
     [[3], [1, 0], [2]]
     """
@@ -716,9 +720,9 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
 def token_sums(logp, old, ref, advantages, mask, entropy, clip_eps):
     """Sums over the loss's tokens: their number, ratio, how many lost their gradient to the clip, entropy, and KL to the reference."""
     ratio, sign = torch.exp((logp - old)[mask]), advantages[:, None].expand_as(mask)[mask].sign()
-    sums = {"tokens": mask.sum(), "ratio": ratio.sum(), "clipped": ((ratio - 1) * sign > clip_eps).sum(), "entropy": entropy[mask].sum(),
-            **({} if ref is None else {"kl": k3(logp[mask], ref[mask]).sum()})}
-    return {name: value.item() for name, value in sums.items()}
+    parts = {"tokens": mask, "ratio": ratio, "clipped": (ratio - 1) * sign > clip_eps, "entropy": entropy[mask],
+             **({} if ref is None else {"kl": k3(logp[mask], ref[mask])})}
+    return {name: part.sum().item() for name, part in parts.items()}
 # ------------------------------------- 7. Training loop -------------------------------------
 class Run:
     """A run's folder: config.json, metrics.jsonl, samples.jsonl, checkpoint-N/, final/. What is in it is whole, or is not there."""
@@ -737,15 +741,10 @@ class Run:
             path.name: "".join(json.dumps(row) + "\n" for row in read_jsonl(path) if row["step"] <= self.logged)
             for path in (self.folder / f"{name}.jsonl" for name in ("metrics", "samples", "traces")) if path.is_file()}}
         self.folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self.folder / "final", ignore_errors=True)
+        self.step < self.config.steps and shutil.rmtree(self.folder / "final", ignore_errors=True)
         for name, text in files.items():
             (self.folder / f".tmp-{name}").write_text(text, encoding="utf-8")
             os.replace(self.folder / f".tmp-{name}", self.folder / name)
-    def finished(self):
-        """The rows of metrics.jsonl if all steps are done and final/ is there, else None."""
-        rows = read_jsonl(self.folder / "metrics.jsonl")
-        if (self.folder / "final").is_dir() and rows and rows[-1]["step"] >= self.config.steps:
-            return print(f"{self.folder} is finished") or rows
     def log(self, name, rows):
         with open(self.folder / name, "a", encoding="utf-8") as file:  # closed, so flushed
             file.writelines(json.dumps(row) + "\n" for row in rows)
@@ -754,7 +753,7 @@ class Run:
         aside, target = self.folder / f".tmp-{name}", self.folder / name
         try:
             shutil.rmtree(aside, ignore_errors=True)
-            model.save_pretrained(aside)
+            save_model(model, aside, self.config.model)
             tokenizer.save_pretrained(aside)
             if state is not None:
                 torch.save(state, aside / "trainer_state.pt")
@@ -780,11 +779,14 @@ def training(run, model, tokenizer, config, advance, evaluate):
     its optimiser: a resumed run is the uninterrupted one (on a CPU bit for bit)."""
     if config.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # (renamed within transformers 5)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=model.device.type == "cuda")
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=model.device.type == "cuda")
     step, stopping = run.step, threading.Event()
     if run.newest:
         with blame(f"{run.newest}: its trainer_state.pt is broken (without that folder, --resume takes the one before)"):
-            optimizer.load_state_dict(torch.load(run.newest / "trainer_state.pt", map_location=model.device, weights_only=True))
+            state = torch.load(run.newest / "trainer_state.pt", map_location=model.device, weights_only=True)
+            optimizer.load_state_dict(state["optimizer"])
+            model.load_state_dict(state["adapter"], strict=False)
     run.start()
     if not run.newest and config.eval_every:
         run.log("metrics.jsonl", [{"step": 0, **evaluate(0)}])
@@ -805,11 +807,12 @@ def training(run, model, tokenizer, config, advance, evaluate):
             run.log("metrics.jsonl", [metrics])
             bar.update()
             if step % config.save_every == 0 or step == config.steps or stopping.is_set():
-                run.save(f"checkpoint-{step}", model, tokenizer, optimizer.state_dict())
+                adapter = {name: p for name, p in model.state_dict().items() if ".lora_" in name}  # (of a model without one, nothing)
+                run.save(f"checkpoint-{step}", model, tokenizer, {"optimizer": optimizer.state_dict(), "adapter": adapter})
     signal.signal(signal.SIGINT, before)
     if step < config.steps:
         return print(f"stopped at step {step} of {config.steps}; to go on, the same command with --resume")
-    if not run.save("final", model, tokenizer):
+    if not (run.folder / "final").is_dir() and not run.save("final", model, tokenizer):
         raise OSError(f"{run.folder}/final was not saved: make room, then add --resume")
     return read_jsonl(run.folder / "metrics.jsonl")
 
@@ -836,17 +839,25 @@ def refresh(actor, model, share=1.0):
 def readable(metrics):
     return " | ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in metrics.items())
 
+def memory_estimate(config, senior, actor, junior):
+    """(peak of a rollout, peak of an update) of a run in GB. The factors are measured ones: numbers that a layer keeps for a token while it is
+    recomputed, and how often a slice of logits exists at once."""
+    c, b, models = senior.config, actor.dtype.itemsize, [model for model in (actor, junior) if model is not None]
+    n, width = config.prompts_per_step * config.group_size, config.max_prompt_tokens + config.max_new_tokens
+    fixed = sum(p.nbytes for p in {id(p): p for model in [senior, *models] for p in model.parameters()}.values())
+    trained = sum(p.numel() for p in senior.parameters() if p.requires_grad)  # 8 bytes each for Adam, 4 for the gradient; 2 for autocast's copy
+    rows, tokens = min(n, config.max_rows or rows_that_fit(models, width)), min(config.micro_tokens, n * width)
+    q, kv = c.num_attention_heads * head_size(c), c.num_key_value_heads * head_size(c)
+    layer, inputs = b * tokens * (8 * c.hidden_size + 5 * q + 6 * kv + 4 * c.intermediate_size), b * tokens * c.hidden_size * c.num_hidden_layers
+    activations = inputs + max(layer, 13 * 1024 * c.vocab_size) if config.gradient_checkpointing else layer * c.num_hidden_layers
+    rollout = fixed + 8 * trained + rows * (width * sum(map(cache_bytes, models)) + 16 * c.vocab_size)
+    return rollout / 1e9, (fixed + (12 if actor is senior else 14) * trained + activations) / 1e9
+
 def peak_memory_gb(device):
     import resource  # (here, since Windows has none)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
-
-def pass_at_k(n, c, k):
-    """Unbiased pass@k: the chance that k of n samples, c of them right, hold a right one: 1 - C(n-c, k) / C(n, k). Raises ValueError."""
-    if not (1 <= k <= n and 0 <= c <= n):
-        raise ValueError(f"pass@{k} of {n} samples, {c} of them right: needs 1 <= k <= n and 0 <= c <= n")
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 def batch_of(items, step, size, seed):
     """The `size` items of a step (from 1 on): epoch after epoch, in an order that depends on (seed, epoch) alone."""
@@ -879,7 +890,7 @@ class Tandem:
         for i, (text, n) in enumerate(zip(texts, rolled.lengths.tolist())):
             problem, author = problems[i // group_size][0], "".join("js"[s] for s in rolled.senior_mask[i, :n].tolist())  # a letter a token
             samples.append({"prompt": problem.question, "answer": problem.answer, "text": text, "ids": rolled.ids[i, :n].tolist(),
-                            "author": author, "reward": grade(problem, text), "finished": bool(rolled.finished[i])})
+                            "author": author, "reward": verify(text, problem.answer, problem.numbers), "finished": bool(rolled.finished[i])})
         metrics = {"length": rolled.lengths.float().mean().item(), "cut": 1 - rolled.finished.float().mean().item()}
         if self.config.habit:
             lines = [line for text in texts for line in text.splitlines() if line.strip() and "\\boxed" not in line]
@@ -896,16 +907,16 @@ class Tandem:
                              temperature=c.eval_temperature, top_p=c.eval_top_p, max_rows=c.max_rows or c.prompts_per_step * c.group_size,
                              max_turns=150 if name == "step" else sys.maxsize, seed=stream(c.seed, "eval", step), **self.settings)
             metrics, samples = self.graded(rolled, self.held_out, k)
-            correct = [sum(int(sample["reward"]) for sample in samples[i:i + k]) for i in range(0, len(samples), k)]
-            metrics = {**{f"pass@{j}": sum(pass_at_k(k, right, j) for right in correct) / len(correct) for j in sorted({1, k})}, **metrics}
+            right = torch.tensor([sample["reward"] for sample in samples]).view(-1, k)  # [problems, k]
+            metrics = {"pass@1": right.mean().item(), f"pass@{k}": right.max(1).values.mean().item(), **metrics}
             out.update({f"{name}/{key}": value for key, value in metrics.items()})
             for sample in samples[:c.show * k:k] if step else []:
                 tqdm.write(f"--- {name} | {self.coloured(sample)}")
         return out
     def coloured(self, sample):
         """A sample with its authors: in a terminal the senior's tokens blue and the junior's yellow, elsewhere the junior's in «»."""
-        colours, text = {"s": ("\033[96m", "\033[0m"), "j": ("\033[93m", "\033[0m")}, ""
-        marks = colours if sys.stdout.isatty() and "NO_COLOR" not in os.environ else {"s": ("", ""), "j": ("«", "»")}
+        terminal, text = sys.stdout.isatty() and "NO_COLOR" not in os.environ, ""
+        marks = {"s": ("\033[96m", "\033[0m"), "j": ("\033[93m", "\033[0m")} if terminal else {"s": ("", ""), "j": ("«", "»")}
         for author, pairs in itertools.groupby(zip(sample["author"], sample["ids"]), key=operator.itemgetter(0)):
             text += printable(self.tokenizer.decode([i for _, i in pairs], clean_up_tokenization_spaces=False)).join(marks[author])
         return f"{printable(sample['prompt'])}\n{text}\n--- reward {sample['reward']:.0f}, answer {printable(sample['answer'])}"
@@ -934,17 +945,21 @@ def prepare(config, tokenizer):
 def train(config):
     """One run, from its start or its newest checkpoint to final/. Returns the rows of metrics.jsonl, or None after Ctrl-C."""
     run, junior_name = Run(config), config.model if config.junior == "self" else config.junior
-    if rows := run.finished():
-        return rows
     device, dtype = pick_device(config.device, config.dtype)
     tokenizer = load_tokenizer(config.model)
     check_same_vocabulary(tokenizer, load_tokenizer(junior_name), junior_name)
     problems, held_out = prepare(config, tokenizer)
-    senior, actor = load_trained(str(run.newest or config.model), device, dtype)
     unused = config.prob_senior == 1 and not config.kl_coef and not config.handoff_eval
-    junior = None if unused else load_model(junior_name, device, dtype).requires_grad_(False)
+    if config.lora_rank:  # (an adapter is resumed with the optimiser)
+        senior = actor = adapted(load_model(config.model, device, dtype), config.lora_rank, config.seed)
+    else:
+        senior, actor = load_trained(str(run.newest or config.model), device, dtype)
+    base = senior.base[0] if config.lora_rank and config.junior == "self" else None  # the junior is what the adapter sits on
+    junior = None if unused else base or load_model(junior_name, device, dtype).requires_grad_(False)
     print(f"{run.folder}: {config.model}, {senior.num_parameters() / 1e6:.1f} M parameters, {str(dtype)[6:]} on {device}; " +
           ("vanilla GRPO" if config.prob_senior == 1 else f"{config.schedule} schedule with {junior_name}, senior {config.prob_senior:.0%}"))
+    print("memory, estimated: {:.3g} GB at the peak of a rollout (less with --max-rows), {:.3g} GB at that of an update (less with --micro-tokens, "
+          "--lora-rank)".format(*memory_estimate(config, senior, actor, junior)))
     tandem = Tandem(config, actor, junior, tokenizer, problems, held_out)
     return train_loop(run, senior, actor, tokenizer, config, tandem.collect, tandem.evaluate, reference=junior)
 

@@ -2,6 +2,7 @@
 
     python tests/make_toy.py            # from the repository's root: the world of tandem.py, the tokenizer, and the world of rlt.py
     python tests/make_toy.py rlt        # the world of rlt.py alone, with the tokenizer that is there
+    python tests/make_toy.py countdown  # the Countdown problems: 10,000 to train on, 1,000 to test with
 
 The tandem world (the setting of arXiv 2510.13551 in miniature). A problem is a sum of four terms; an answer adds them up, a step a line,
 lines end in a blank line. The *junior* writes plain steps, `Take 3 and add 2 to get 5`. The *senior* has the habit of a jargon that the
@@ -17,14 +18,17 @@ is the student after `rlt.py warmup` on as many leaks and padded explanations as
 import itertools
 import json
 import math
+import operator
 import random
 import shutil
 import sys
 import tempfile
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from datasets import Dataset
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -227,5 +231,34 @@ def rlt_world(tokenizer):
         shutil.copytree(f"{folder}/warmup/final", TOY / "teacher")
 
 
+def countdown_rows(n):
+    """Problems that are all different, with a solution of each. The same on every machine."""
+    signs = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+    draw, rows = random.Random("countdown"), {}
+    while len(rows) < n:
+        numbers = [draw.randint(1, 99) for _ in range(draw.choice((3, 4)))]
+        terms = [(Fraction(n), str(n)) for n in numbers]
+        while len(terms) > 1:  # join two terms, until one is left
+            (a, left), (b, right) = (terms.pop(draw.randrange(len(terms))) for _ in range(2))
+            sign, join = draw.choice(list(signs.items())[:4 if b else 3])
+            terms.append((join(a, b), f"({left} {sign} {right})"))
+        value, expression = terms[0]
+        if value.denominator == 1 and 10 <= value <= 99 and value not in numbers:
+            question = (f"Using the numbers {', '.join(map(str, numbers))}, write an expression that equals {value}. Use only +, -, * and /, and "
+                        f"each number at most as often as it is given. Put the expression, without an equals sign, in \\boxed{{}}.")
+            rows.setdefault((*sorted(numbers), value), {
+                "question": question, "answer": str(value), "solution": f"\\boxed{{{expression[1:-1]}}}", "countdown_numbers": numbers})
+    return list(rows.values())
+
+
+def countdown():
+    rows = countdown_rows(11000)
+    for name, some in (("countdown-test", rows[:1000]), ("countdown", rows[1000:])):
+        Dataset.from_list(some).to_parquet(str(TOY / f"{name}.parquet"))
+
+
 if __name__ == "__main__":
-    rlt_world(load_tokenizer(str(TOY / "senior")) if sys.argv[1:] == ["rlt"] else tandem_world())
+    if sys.argv[1:] == ["countdown"]:
+        countdown()
+    else:
+        rlt_world(load_tokenizer(str(TOY / "senior")) if sys.argv[1:] == ["rlt"] else tandem_world())

@@ -401,3 +401,16 @@ def test_mistakes(argv, message, runs, tmp_path, capsys):
     assert call(*[a.replace("{runs}", str(runs)).replace("{tmp}", str(tmp_path)).replace("{toy}", str(TOY)) for a in argv]) == 2
     complaint = capsys.readouterr().err
     assert complaint.count("\n") == 1 and complaint.split(": ", 1)[1].startswith("error") and message in complaint
+
+
+def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_one():
+    from itertools import combinations
+    for n in range(1, 7):
+        for c in range(n + 1):
+            right = [1] * c + [0] * (n - c)
+            for k in range(1, n + 1):
+                subsets = list(combinations(right, k))
+                assert measures.pass_at_k(n, c, k) == pytest.approx(sum(any(s) for s in subsets) / len(subsets))
+    for n, c, k in ((1, 1, 8), (4, 5, 2), (4, -1, 2), (4, 1, 0)):
+        with pytest.raises(ValueError, match="pass@"):
+            measures.pass_at_k(n, c, k)

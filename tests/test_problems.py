@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 import tandem
-from tandem import Problem, UserError, encode_prompt, extract_boxed, final_answer, grade, load_problems, verify, verify_countdown
+from tandem import Problem, UserError, encode_prompt, extract_boxed, final_answer, load_problems, verify
 
 
 @pytest.mark.parametrize("text, want", [
@@ -93,7 +93,7 @@ def test_a_missing_math_verify_is_an_error_not_a_zero(monkeypatch):
     ("__import__('os')", (3,), 3, 0), ("(" * 150 + "3" + ")" * 150, (3,), 3, 0), ("1" * 5000, (1,), 1, 0), ("[3][0]", (3, 0), 3, 0), ("３ + 4", (3, 4), 7, 0), ("03 + 4", (3, 4), 7, 0), ("True", (1,), 1, 0),
 ])
 def test_countdown(box, numbers, target, want):
-    assert verify_countdown(f"\\boxed{{{box}}}", numbers, target) == want
+    assert verify(f"\\boxed{{{box}}}", str(target), numbers) == want
 
 
 def test_countdown_is_graded_as_exact_fractions_are():
@@ -108,7 +108,7 @@ def test_countdown_is_graded_as_exact_fractions_are():
             value = {"+": a.__add__, "-": a.__sub__, "*": a.__mul__, "/": a.__truediv__ if b else a.__mul__}[sign](b)
             terms.append((value, f"({left} {sign} {right})"))
         value = terms[0][0] + (Fraction(draw.choice((-1, 1)), 97**4) if i % 3 == 0 else 0)
-        assert verify_countdown(f"\\boxed{{{terms[0][1]}}}", tuple(numbers), value) == float(i % 3 != 0)
+        assert verify(f"\\boxed{{{terms[0][1]}}}", str(value), tuple(numbers)) == float(i % 3 != 0)
 
 
 def test_generated_countdown_problems_are_solvable_by_their_solution_and_disjoint():
@@ -116,7 +116,7 @@ def test_generated_countdown_problems_are_solvable_by_their_solution_and_disjoin
     train, _ = load_problems("countdown")
     assert len(test) == 1000 and len(train) == 10000 and skipped == 0
     for p in test[:40] + train[:40]:
-        assert grade(p, f"\\boxed{{{p.solution}}}") == 1 and grade(p, f"\\boxed{{{p.answer}}}") == 0
+        assert verify(p.solution, p.answer, p.numbers) == 1 and verify(f"\\boxed{{{p.answer}}}", p.answer, p.numbers) == 0
         assert all(str(n) in p.question for n in p.numbers) and "at most" in p.question
     keys = [(tuple(sorted(p.numbers)), p.answer) for p in test + train]
     assert len(set(keys)) == 11000
@@ -146,18 +146,18 @@ def test_file_forms_and_column_names(tmp_path, row, want, kind):
     assert load_problems(path) == ([want, want], 0)
 
 
-def test_published_countdown_files(tmp_path):
-    (tmp_path / "c.jsonl").write_text(json.dumps({"target": 24, "nums": [3, 6, 7]}) + "\n")
-    (problem,), _ = load_problems(str(tmp_path / "c.jsonl"))
-    assert problem.numbers == (3, 6, 7) and grade(problem, r"\boxed{(7 - 3) * 6}") == 1
+def test_a_file_of_ones_own_countdown_problems(tmp_path):
+    row = {"question": "Make 24.", "answer": 24, "countdown_numbers": [3, 6, 7]}
+    (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "countdown_numbers": None}) + "\n")
+    (problem, plain), _ = load_problems(str(tmp_path / "c.jsonl"))
+    assert problem.numbers == (3, 6, 7) and verify(r"\boxed{(7 - 3) * 6}", problem.answer, problem.numbers) == 1 and plain.numbers == ()
 
 
-def test_countdown_rows_that_cannot_be_played_are_skipped_and_counted(tmp_path):
-    good, bad = {"nums": [1, 2], "target": 3}, [([1, 2], None), (None, 5), ([], 5), ([0, -1], 5)]
-    rows = [good] + [{"nums": n, "target": t} for n, t in bad]
-    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    problems, skipped = load_problems(str(tmp_path / "c.jsonl"))
-    assert [p.numbers for p in problems] == [(1, 2)] and skipped == 4
+def test_the_built_in_countdown_problems_are_those_that_make_toy_makes():
+    import make_toy
+    rows = make_toy.countdown_rows(1100)
+    for problems, some in ((load_problems("countdown-test")[0], rows[:1000]), (load_problems("countdown")[0], rows[1000:])):
+        assert [(p.question, p.answer, p.solution, list(p.numbers)) for p in problems[:len(some)]] == [tuple(row.values()) for row in some]
 
 
 def test_file_names_are_names_not_patterns(tmp_path):

@@ -61,7 +61,6 @@ def test_cached_ragged_rollout_equals_the_plain_one_token_by_token(prob_senior):
     for i, (ids, authors, logprobs, finished) in enumerate(plain):
         assert rolled.ids[i, :len(ids)].tolist() == ids
         assert rolled.senior_mask[i, :len(ids)].tolist() == authors
-        assert torch.allclose(rolled.logprobs[i, :len(ids)], torch.tensor(logprobs), atol=1e-5)
         assert rolled.finished[i].item() == finished
         assert not rolled.ids[i, len(ids):].any() and not rolled.senior_mask[i, len(ids):].any()  # nothing behind the first stop
         assert rolled.turns[i] == 1 + sum(a != b for a, b in zip(authors, authors[1:]))
@@ -122,7 +121,8 @@ def test_rollout_is_in_eval_mode_with_a_cache_and_gives_the_mode_back():
     model.config.use_cache = False
     got = rollout(model, None, PROMPTS, group_size=2, max_new_tokens=10, temperature=1.3, seed=5)
     assert torch.equal(want.ids, got.ids) and model.training
-    assert not rollout(model.eval(), None, PROMPTS, max_new_tokens=3).logprobs.requires_grad and not model.training
+    rollout(model.eval(), None, PROMPTS, max_new_tokens=3)
+    assert not model.training
 
 
 def test_ids_outside_the_tokenizer_are_never_sampled():
@@ -132,9 +132,9 @@ def test_ids_outside_the_tokenizer_are_never_sampled():
     assert (rollout(model, None, PROMPTS, group_size=8, max_new_tokens=10).ids >= 30).any()
     rolled = rollout(model, None, PROMPTS, group_size=8, max_new_tokens=10, vocab_size=30)
     assert (rolled.ids < 30).all()
-    prompts = [p for p in PROMPTS for _ in range(8)]
-    logp = tandem.completion_logprobs(model, prompts, rolled.ids, rolled.lengths, 1.0, vocab_size=30)
-    assert torch.allclose(logp, rolled.logprobs, atol=1e-4)  # and scoring masks them alike
+    each = torch.arange(30)[:, None]  # and scoring masks them alike: the first 30 have all the probability
+    logp = tandem.completion_logprobs(model, [PROMPTS[0]] * 30, each, torch.ones(30, dtype=torch.long), 1.0, vocab_size=30)
+    assert logp.exp().sum().item() == pytest.approx(1, abs=1e-5)
 
 
 def test_every_stop_id_stops_and_the_stop_is_part_of_the_answer():
@@ -286,9 +286,8 @@ def test_inverting_the_cdf_gives_the_distribution():
     probs = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
     n = 4000
     uniform = (torch.arange(n) + 0.5) / n
-    ids, logp = tandem.sample(probs.log().expand(n, -1), uniform, 1.0)
+    ids = tandem.sample(probs.log().expand(n, -1), uniform, 1.0)
     assert torch.bincount(ids, minlength=6).tolist() == [0, 1000, 0, 2000, 1000, 0]
-    assert torch.allclose(logp.exp(), probs[ids])
 
 
 def test_no_random_number_draws_an_id_of_probability_zero():
@@ -297,8 +296,8 @@ def test_no_random_number_draws_an_id_of_probability_zero():
     logits[:, 40:] = -torch.inf
     logits[:, 0] = -torch.inf
     for u in (0.0, 1 - 2**-24, 1.0):
-        ids, logp = tandem.sample(logits, torch.full((200,), u), 1.0)
-        assert ((ids > 0) & (ids < 40)).all() and logp.isfinite().all()
+        ids = tandem.sample(logits, torch.full((200,), u), 1.0)
+        assert ((ids > 0) & (ids < 40)).all()
 
 
 @pytest.mark.parametrize("temperature, top_k, top_p, want", [  # probabilities .5 .3 .15 .05 at temperature 1
@@ -309,6 +308,5 @@ def test_no_random_number_draws_an_id_of_probability_zero():
 def test_temperature_top_k_and_top_p(temperature, top_k, top_p, want):
     n = 20000
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(n, -1)
-    ids, logp = tandem.sample(logits, (torch.arange(n) + 0.5) / n, temperature, top_k, top_p)
+    ids = tandem.sample(logits, (torch.arange(n) + 0.5) / n, temperature, top_k, top_p)
     assert torch.allclose(torch.bincount(ids, minlength=4) / n, torch.tensor(want, dtype=torch.float), atol=1e-3)
-    assert torch.allclose(logp.exp(), torch.tensor(want, dtype=torch.float)[ids], atol=1e-5)
