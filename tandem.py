@@ -536,7 +536,7 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
 
 def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop, uniform, coins, max_turns):
     """Writes the rows `row` [R] of `out`, token by token, behind their prompts: tokens [R, L], of `start` [R] ids. The state of each row moves
-    with it when finished rows leave the batch: at once, or on a GPU when they are a quarter of it."""
+    with it when finished rows leave the batch: a few at a time, since what the others have cached is copied then."""
     open_rows, coined = torch.ones_like(row, dtype=torch.bool), schedule is not None and not schedule.alternate
     author = coins[row, 0] if coined else open_rows.clone()
     upto, gap, half, turn = start.clone(), torch.zeros_like(row), torch.zeros_like(author), torch.ones_like(row)
@@ -561,7 +561,7 @@ def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop
             author[now], gap[now], half[now] = schedule.after(token, before, gap[now], half[now], coins[r, t + 1])
             turn[now] += author[now] != before
         open_rows = ~out.finished[row] & (upto - start < uniform.size(1)) & (turn <= max_turns)
-        if (~open_rows).sum() > (len(row) // 4 if row.is_cuda else 0):
+        if (~open_rows).sum() > len(row) // 8:
             keep = open_rows.nonzero()[:, 0]
             row, author, gap, half, turn, tokens, start, upto, open_rows = (
                 x[keep] for x in (row, author, gap, half, turn, tokens, start, upto, open_rows))
@@ -569,7 +569,6 @@ def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop
                 reader.select(keep)
 
 head_size = lambda config: getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
 def cache_bytes(model):
     """Bytes that one token of one row takes in a model's cache."""
     return 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * head_size(model.config) * model.dtype.itemsize
@@ -840,18 +839,17 @@ def readable(metrics):
     return " | ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in metrics.items())
 
 def memory_estimate(config, senior, actor, junior):
-    """(peak of a rollout, peak of an update) of a run in GB. The factors are measured ones: numbers that a layer keeps for a token while it is
-    recomputed, and how often a slice of logits exists at once."""
+    """(GB at a rollout's peak, GB at an update's) from measured factors: the numbers a layer keeps of a token, a slice's logits and their copies."""
     c, b, models = senior.config, actor.dtype.itemsize, [model for model in (actor, junior) if model is not None]
     n, width = config.prompts_per_step * config.group_size, config.max_prompt_tokens + config.max_new_tokens
     fixed = sum(p.nbytes for p in {id(p): p for model in [senior, *models] for p in model.parameters()}.values())
     trained = sum(p.numel() for p in senior.parameters() if p.requires_grad)  # 8 bytes each for Adam, 4 for the gradient; 2 for autocast's copy
     rows, tokens = min(n, config.max_rows or rows_that_fit(models, width)), min(config.micro_tokens, n * width)
     q, kv = c.num_attention_heads * head_size(c), c.num_key_value_heads * head_size(c)
-    layer, inputs = b * tokens * (8 * c.hidden_size + 5 * q + 6 * kv + 4 * c.intermediate_size), b * tokens * c.hidden_size * c.num_hidden_layers
-    activations = inputs + max(layer, 13 * 1024 * c.vocab_size) if config.gradient_checkpointing else layer * c.num_hidden_layers
+    layer, inputs = b * tokens * (8 * c.hidden_size + 5 * q + 6 * kv + 4 * c.intermediate_size), tokens * c.hidden_size * c.num_hidden_layers
+    kept = senior.dtype.itemsize * inputs + max(layer, 13 * 1024 * c.vocab_size) if config.gradient_checkpointing else layer * c.num_hidden_layers
     rollout = fixed + 8 * trained + rows * (width * sum(map(cache_bytes, models)) + 16 * c.vocab_size)
-    return rollout / 1e9, (fixed + (12 if actor is senior else 14) * trained + activations) / 1e9
+    return rollout / 1e9, (fixed + (12 if actor is senior else 14) * trained + kept) / 1e9
 
 def peak_memory_gb(device):
     import resource  # (here, since Windows has none)
@@ -958,8 +956,10 @@ def train(config):
     junior = None if unused else base or load_model(junior_name, device, dtype).requires_grad_(False)
     print(f"{run.folder}: {config.model}, {senior.num_parameters() / 1e6:.1f} M parameters, {str(dtype)[6:]} on {device}; " +
           ("vanilla GRPO" if config.prob_senior == 1 else f"{config.schedule} schedule with {junior_name}, senior {config.prob_senior:.0%}"))
-    print("memory, estimated: {:.3g} GB at the peak of a rollout (less with --max-rows), {:.3g} GB at that of an update (less with --micro-tokens, "
-          "--lora-rank)".format(*memory_estimate(config, senior, actor, junior)))
+    need = memory_estimate(config, senior, actor, junior)
+    have = torch.cuda.get_device_properties(device).total_memory / 1e9 if device.type == "cuda" else math.inf
+    print(f"memory, estimated: {need[0]:.3g} GB at the peak of a rollout (less with --max-rows), {need[1]:.3g} GB at that of an update (less with "
+          f"--micro-tokens, --lora-rank)" + (f": MORE than the {have:.3g} GB of this GPU" if max(need) > have else ""))
     tandem = Tandem(config, actor, junior, tokenizer, problems, held_out)
     return train_loop(run, senior, actor, tokenizer, config, tandem.collect, tandem.evaluate, reference=junior)
 
