@@ -740,7 +740,7 @@ class Run:
             path.name: "".join(json.dumps(row) + "\n" for row in read_jsonl(path) if row["step"] <= self.logged)
             for path in (self.folder / f"{name}.jsonl" for name in ("metrics", "samples", "traces")) if path.is_file()}}
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.step < self.config.steps and shutil.rmtree(self.folder / "final", ignore_errors=True)
+        self.step < getattr(self.config, "steps", 0) and shutil.rmtree(self.folder / "final", ignore_errors=True)
         for name, text in files.items():
             (self.folder / f".tmp-{name}").write_text(text, encoding="utf-8")
             os.replace(self.folder / f".tmp-{name}", self.folder / name)
