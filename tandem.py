@@ -440,13 +440,12 @@ class Reader:
         self.argument = "cache" if "cache" in inspect.signature(self.decoder.forward).parameters else "past_key_values"
         self.keys, self.values = {}, {}  # by layer [rows, heads, slots, head size]
         self.seen = torch.zeros(rows * (1 + pair), dtype=torch.long, device=model.device)  # tokens read of each row
-    def read(self, tokens, upto, rows=None, wanted=slice(None)):
+    def read(self, tokens, upto, wanted=slice(None)):
         """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V], or only those of the
-        `wanted` rows. With `rows`, only those of the cache's rows are meant: R is their number."""
+        `wanted` rows."""
         tokens, upto = (tokens.repeat(2, 1), upto.repeat(2)) if self.pair else (tokens, upto)
-        self.rows = torch.arange(len(upto), device=upto.device) if rows is None else rows
-        count = upto - self.seen[self.rows]
-        self.positions = self.seen[self.rows][:, None] + torch.arange(max(int(count.max()), 1), device=upto.device)
+        self.rows, count = torch.arange(len(upto), device=upto.device), upto - self.seen
+        self.positions = self.seen[:, None] + torch.arange(max(int(count.max()), 1), device=upto.device)
         self.positions = self.positions.clamp(max=tokens.size(1) - 1)  # [R, Q]; (padding may point behind the last slot, whose token nobody reads)
         self.span, ids = int(self.positions.max()) + 1, tokens.gather(1, self.positions)
         mask = torch.arange(self.span, device=ids.device) <= self.positions[:, None, :, None]  # [R, 1, Q, span]: own slot and those before
@@ -454,8 +453,8 @@ class Reader:
         hidden = self.decoder(input_ids=ids, position_ids=self.positions, attention_mask=mask, use_cache=True,
                               **{self.argument: self}).last_hidden_state  # [R, Q, D]
         LoRA.rows = None
-        self.seen[self.rows] = upto
-        last = hidden[torch.arange(len(count), device=upto.device), count - 1]  # [R, D]; padding stands behind each row's last token
+        self.seen = upto.clone()
+        last = hidden[self.rows, count - 1]  # [R, D]; padding stands behind each row's last token
         return self.head(last[wanted])[:, :self.vocab_size].float()
     def update(self, key, value, layer, *_, **__):
         """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns all slots up to the last."""
@@ -465,8 +464,7 @@ class Reader:
                 slots = min(max(self.span, 64, old.size(2) * 3 // 2), self.limit)
                 store[layer] = torch.nn.functional.pad(old, (0, 0, 0, slots - old.size(2)))
             store[layer][self.rows[:, None], :, self.positions] = new.transpose(1, 2)
-        everyone = len(self.rows) == len(self.seen)  # (then a view will do)
-        return [x[layer][:, :, :self.span] if everyone else x[layer][:, :, :self.span].index_select(0, self.rows) for x in (self.keys, self.values)]
+        return self.keys[layer][:, :, :self.span], self.values[layer][:, :, :self.span]
     get_seq_length = lambda self, *_: 0  # (older transformers ask, and do not use it: positions and masks are given)
     def select(self, rows):
         """Keeps `rows` [R'], in that order: repeats each prompt for its group, or drops finished rows."""
@@ -546,10 +544,10 @@ def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop
             now = authors.nonzero()[:, 1]  # the rows that are written now: the senior's, then the junior's
             wanted = authors if len(readers) == 2 else authors.view(1, -1) if coined else authors[:1]
             logits = torch.cat([reader.read(tokens, upto, wanted=some) for reader, some in zip(readers, wanted)])
-        else:  # long turns: the model with more rows to write reads what the other one wrote, and writes; the other rows wait
+        else:  # long turns: the model with more rows to write reads all that is new, and writes; the other rows wait
             senior_writes = bool(2 * (author & open_rows).sum() >= open_rows.sum())
-            now, reader = (open_rows & (author == senior_writes)).nonzero()[:, 0], readers[0 if senior_writes else 1]
-            logits = reader.read(tokens[now], upto[now], now)
+            mine, reader = open_rows & (author == senior_writes), readers[0 if senior_writes else 1]
+            now, logits = mine.nonzero()[:, 0], reader.read(tokens, upto, wanted=mine)
         r, t = row[now], (upto - start)[now]
         token = sample(logits, uniform[r, t], *sampling)
         out.ids[r, t], out.senior_mask[r, t], out.lengths[r], out.turns[r] = token, author[now], t + 1, turn[now]
