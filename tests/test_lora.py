@@ -1,5 +1,9 @@
 """One set of weights for two models: the adapter against the plain formula, one forward pass against two, files, resume, and the memory estimate."""
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +12,7 @@ import torch
 import transformers
 
 import tandem
-from conftest import TOY, tiny_model
+from conftest import ROOT, TOY, tiny_model
 from tandem import LoRA, Schedule, adapted, completion_logprobs, rollout
 from test_run import SHORT, call, rows, same_run, weights
 
@@ -239,3 +243,50 @@ def test_rows_follow_the_free_memory_and_the_result_does_not(monkeypatch):
     monkeypatch.setattr(tandem, "rows_that_fit", lambda models, width: seen.append(width) or 5)
     got = rollout(senior, junior, PROMPTS, **settings)
     assert seen == [8 + 20] and torch.equal(want.ids, got.ids) and torch.equal(want.senior_mask, got.senior_mask)
+
+
+PEAK = """if True:
+    import json, sys
+    sys.path[:0] = [{tests!r}, {root!r}]
+    import torch, tandem
+    from conftest import tiny_model
+    lora, what = {lora}, {what!r}
+    def work(model, base, config, tokens, words, optimizer):
+        n = config.prompts_per_step * config.group_size
+        prompts = [[5] * config.max_prompt_tokens] * config.prompts_per_step
+        ids, lengths = torch.randint(5, words, (n, tokens)), torch.full((n,), tokens)
+        if what == "rollout":
+            never = torch.zeros(words, dtype=torch.bool)
+            schedule = tandem.Schedule(torch.arange(words) % 4 == 0, never, never, 32) if base is not None else None
+            return tandem.rollout(model, base, prompts, group_size=config.group_size, max_new_tokens=tokens, schedule=schedule, stops=[])
+        batch = tandem.Batch([p for p in prompts for _ in range(config.group_size)], ids, lengths, torch.ones(n, tokens, dtype=torch.bool), torch.arange(n).float(), {{}}, [])
+        for _ in range(2):  # the optimiser's state is there from the second on
+            tandem.grpo_update(model, optimizer, batch, config, 1e-6, words)
+    def trainee(**shape):
+        model = tiny_model(0, stops=(1,), **shape)
+        base, model = (model, tandem.adapted(model, lora, 0)) if lora else (None, model)
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        return model, base, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-6)
+    def config(tokens):
+        return tandem.Config(prompts_per_step=2, prompts_per_update=2, group_size=16 if what == "rollout" else 4, max_prompt_tokens=16, max_new_tokens=tokens,
+                             micro_tokens=8192 if tokens > 8 else 48, temperature=1.0)
+    model, base, optimizer = trainee()
+    work(model, base, config(8), 8, 40, optimizer)  # what libraries allocate at first use is not the run's
+    held = int(open("/proc/self/statm").read().split()[1]) * 4096
+    model, base, optimizer = trainee(vocab_size=32000, hidden_size=256, intermediate_size=768, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=4,
+                                     head_dim=64, max_position_embeddings=1024, initializer_range=0.02)
+    work(model, base, config(160), 160, 32000, optimizer)
+    print(json.dumps([tandem.peak_memory_gb(model.device) - held / 1e9, *tandem.memory_estimate(config(160), model, model, base)]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="a process's memory is read from /proc")
+@pytest.mark.parametrize("lora, what", [(0, "update"), (16, "rollout"), (16, "update")])
+def test_the_memory_estimate_is_within_a_fifth_of_the_peak(lora, what):
+    """In a process of its own, whose allocator gives freed memory back at once. A model of 14 M parameters, 176 tokens a row."""
+    code = PEAK.format(tests=str(ROOT / "tests"), root=str(ROOT), lora=lora, what=what)
+    allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **allocator})
+    assert done.returncode == 0, done.stderr
+    peak, rollout_gb, update_gb = json.loads(done.stdout.splitlines()[-1])
+    assert {"rollout": rollout_gb, "update": update_gb}[what] == pytest.approx(peak, rel=0.2)
