@@ -1,7 +1,9 @@
 """Speed, as ratios: both sides in one process, taking turns; the median of the runs, and their spread. No pass or fail.
 
     python tests/bench.py [--runs 5] [--size toy|mid]
-    python tests/bench.py --size 0.6b|1.7b|4b --device cuda       # random weights of Qwen3's shapes, bf16: decoding alone; for a GPU
+    python tests/bench.py --recipes                               # estimated memory of the paper's batch on one GPU, for Qwen3's shapes
+    python tests/bench.py --size 0.6b|1.7b|4b --device cuda       # random weights of these shapes, bf16: decoding; for a GPU
+    python tests/bench.py --size 4b --lora-rank 32 --gb 24 --device cuda   # peak memory of the paper's batch within so many GB, beside the estimate
 
 toy: the built-in model (0.3 M parameters). mid: a random Qwen3 of 8 layers, hidden size 256 and 32,000 words (20 M parameters).
 """
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -156,9 +159,62 @@ def head_memory():
     print(f"{'log-probs of 4 x 1,000 tokens at 151,936 words, peak memory / plain':<74} {peaks[0] / peaks[1]:6.2f} x  ({peaks[0]:.1f} GB against {peaks[1]:.1f} GB)", flush=True)
 
 
+def trainee(size, rank, device, seed=0):
+    """(senior, actor, junior) as tandem.train has them on a GPU that computes in bf16: an adapter on one set of weights, or fp32 masters and two copies."""
+    if rank:
+        senior = tandem.adapted(random_model(size, seed, device, torch.bfloat16), rank, seed)
+        return senior, senior, senior.base[0]
+    return tuple(random_model(size, seed, device, dtype) for dtype in (torch.float32, torch.bfloat16, torch.bfloat16))
+
+
+def rows_within(gb, config, models):
+    """The most rows at a time whose caches the estimate fits into nine tenths of `gb`; 0: not one."""
+    fits = [rows for rows in range(1, 129) if tandem.memory_estimate(replace(config, max_rows=rows), *models)[0] <= 0.9 * gb]
+    return max(fits, default=0)
+
+
+def recipes():
+    """Estimates for the paper's batch: 16 prompts x 8 answers, 1,024 + 3,000 tokens, 16,384 tokens at a time in the update. Nothing is allocated."""
+    print("| model | trained | card | rows at a time | GB, rollout | GB, update | tokens/s that the bandwidth allows |\n|" + " --- |" * 7)
+    for size, rank, gb, bandwidth in (("0.6b", 0, 24, 1.0e12), ("1.7b", 32, 24, 1.0e12), ("1.7b", 0, 80, 2.0e12), ("4b", 32, 24, 1.0e12), ("4b", 32, 80, 2.0e12)):
+        models, config = trainee(size, rank, "meta"), tandem.Config(lora_rank=rank)
+        rows = rows_within(gb, config, models)
+        rollout_gb, update_gb = tandem.memory_estimate(replace(config, max_rows=rows), *models)
+        read = sum(p.nbytes for m in {id(m): m for m in models[1:]}.values() for p in m.parameters()) / (2 if rank else 1)  # of weights, at a step
+        read += rows * (300 + 1500) * sum(map(tandem.cache_bytes, models[1:]))  # and of caches: a prompt of 300 tokens and half an answer
+        print(f"| Qwen3-{size.upper()} | {f'adapter of rank {rank}' if rank else 'all weights'} | {gb} GB, {bandwidth / 1e12:.1f} TB/s | {rows} | {rollout_gb:.1f} | {update_gb:.1f} | "
+              f"{rows * bandwidth / read:.0f} |")
+
+
+def peak(size, rank, gb, device):
+    """Peak memory of rolling out and of updating on the paper's batch, with `gb` GB of the GPU at hand; beside the estimate."""
+    models, config = trainee(size, rank, device), tandem.Config(lora_rank=rank)
+    senior, actor, junior = models
+    config = replace(config, max_rows=rows_within(gb, config, models))
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, gb * 1e9 / total), device)
+    senior.gradient_checkpointing_enable()
+    optimizer = torch.optim.AdamW([p for p in senior.parameters() if p.requires_grad], lr=1e-6, fused=True)
+    n, words = config.max_new_tokens, senior.config.vocab_size
+    prompts = [[10 + i] * config.max_prompt_tokens for i in range(config.prompts_per_step)]
+    ids = torch.randint(10, words, (128, n))
+    batch = tandem.Batch([p for p in prompts for _ in range(8)], ids, torch.full((128,), n), torch.ones(128, n, dtype=torch.bool), torch.arange(128).float(), {}, [])
+    word = Schedule(*(torch.arange(words) % k == 0 for k in (4, 10**9, 10**9)), 32)
+    for name, work in (("update", lambda: tandem.grpo_update(senior, optimizer, batch, replace(config, prompts_per_update=16), 1e-6, words, dtype=torch.bfloat16)),
+                       ("rollout of one batch of rows", lambda: rollout(actor, junior, prompts[:-(-config.max_rows // 8)], group_size=8, schedule=word, stops=[],
+                                                                        max_new_tokens=n, max_rows=config.max_rows))):
+        torch.cuda.reset_peak_memory_stats(device)
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        print(f"{size}, rank {rank}, {config.max_rows} rows at a time, {name}: peak {tandem.peak_memory_gb(device):.2f} GB, {time.perf_counter() - began:.0f} s; "
+              f"estimated {tandem.memory_estimate(config, *models)[name == 'update']:.2f} GB", flush=True)
+
+
 def decoding(size, device, dtype, runs, rows=128, prompt=128, new_tokens=256):
     """Tokens a second of decoding `rows` sequences, against generate and against what the memory's bandwidth allows; tandem against vanilla; peak memory."""
     senior, junior = (random_model(size, seed, device, dtype) for seed in (0, 1))
+    pair = tandem.adapted(junior, 32, 0)
     prompts = [[(7 * i + j) % 30000 + 10 for j in range(prompt)] for i in range(rows // 8)]
     word = Schedule(*(torch.arange(senior.config.vocab_size) % n == 0 for n in (4, 10**9, 10**9)), 32)
     common = dict(group_size=8, max_new_tokens=new_tokens, stops=[])
@@ -170,6 +226,7 @@ def decoding(size, device, dtype, runs, rows=128, prompt=128, new_tokens=256):
         device.type == "cuda" and torch.cuda.synchronize()
         return time.perf_counter() - began
     sides = {"vanilla": lambda: rollout(senior, None, prompts, **common), "tandem": lambda: rollout(senior, junior, prompts, schedule=word, **common),
+             "adapter": lambda: rollout(pair, junior, prompts, schedule=word, **common), "adapter alone": lambda: rollout(pair, None, prompts, **common),
              "generate": lambda: generate(senior, prompts, 8, new_tokens, [])}
     seconds = {name: [clock(work) for _ in range(runs + 1)][1:] for name, work in sides.items()}
     middle = {name: statistics.median(values) for name, values in seconds.items()}
@@ -180,7 +237,8 @@ def decoding(size, device, dtype, runs, rows=128, prompt=128, new_tokens=256):
     bandwidth = next((value for name, value in BANDWIDTH.items() if name in card), None)
     limit = f"{(weights + cache) * new_tokens / bandwidth / middle['vanilla']:.0%} of the bandwidth limit" if bandwidth else "bandwidth not known"
     print(f"{size}, {rows} rows x ({prompt} + {new_tokens}) tokens, {str(dtype)[6:]}, {card}: {rows * new_tokens / middle['vanilla']:.0f} tokens/s, {limit}; "
-          f"{middle['generate'] / middle['vanilla']:.2f} x generate's tokens/s; tandem / vanilla {middle['tandem'] / middle['vanilla']:.2f} x; "
+          f"{middle['generate'] / middle['vanilla']:.2f} x generate's tokens/s; tandem / vanilla {middle['tandem'] / middle['vanilla']:.2f} x, with "
+          f"an adapter {middle['adapter'] / middle['adapter alone']:.2f} x; "
           f"peak memory {tandem.peak_memory_gb(device):.1f} GB", flush=True)
 
 
@@ -189,7 +247,14 @@ def main():
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--size", choices=("toy", *SHAPES), default="toy")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--recipes", action="store_true")
+    parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--gb", type=float, default=0)
     options = parser.parse_args()
+    if options.recipes:
+        return recipes()
+    if options.gb:
+        return peak(options.size, options.lora_rank, options.gb, torch.device(options.device))
     if options.device != "cpu" or options.size not in ("toy", "mid"):
         return decoding(options.size if options.size in SHAPES else "mid", torch.device(options.device), torch.bfloat16, options.runs)
     senior, junior, tokenizer, prompts = models(options.size)
@@ -207,9 +272,14 @@ def main():
     compare("solo rollout / generate, 16 ragged long prompts x 8, stops", lambda: rollout(senior, None, long, group_size=8, seed=next(seeds), max_new_tokens=new_tokens),
             lambda: generate(senior, long, 8, new_tokens, [2, 0]), options.runs)
     vanilla = lambda: rollout(senior, None, prompts, group_size=8, seed=next(seeds), **common)  # noqa: E731
-    compare("tandem / vanilla rollout, per token", lambda: rollout(senior, junior, prompts, group_size=8, schedule=word, seed=next(seeds), **common), vanilla,
-            options.runs, tokens)
-    for group in (2, 8):  # a pair that speaks one language, at 32 and at 128 answers a time; then a senior whose jargon the junior cannot continue
+    for name, stops in (("equal lengths", []), ("ragged lengths", [2, 0])):
+        every = dict(group_size=8, stops=stops, **common)
+        compare(f"tandem / vanilla rollout, per token, {name}", lambda: rollout(senior, junior, prompts, schedule=word, seed=next(seeds), **every),
+                lambda: rollout(senior, None, prompts, seed=next(seeds), **every), options.runs, tokens)
+        pair = tandem.adapted(junior, 16, 0)
+        compare(f"likewise with an adapter (--lora-rank 16), one pass for both, {name}", lambda: rollout(pair, junior, prompts, schedule=word, seed=next(seeds), **every),
+                lambda: rollout(pair, None, prompts, seed=next(seeds), **every), options.runs, tokens)
+    for group in (1, 2, 4, 8):  # a pair that speaks one language, at 16 to 128 answers a time; then a senior whose jargon the junior cannot continue
         compare(f"step hand-off / solo answers, per token, junior with itself, {16 * group} rows",
                 lambda: rollout(junior, junior, prompts, group_size=group, schedule=step, seed=next(seeds), **common),
                 lambda: rollout(junior, None, prompts, group_size=group, seed=next(seeds), **common), options.runs, tokens)
