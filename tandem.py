@@ -599,6 +599,7 @@ def group_advantages(rewards, group_size, eps=1e-6):
     equal = (groups == groups[:, :1]).all(1, keepdim=True)  # (else rounding residue is divided by almost nothing)
     return torch.where(equal, 0.0, advantages).view(-1)
 # ------------------------------------- 6. Log-probs and loss (GRPO on the senior's tokens) -------------------------------------
+LOGITS = 2**27  # as many exist at a time, half a gigabyte in fp32
 def completion_hidden(model, prompts, ids, lengths):
     """(hidden states [M, D] that predict the M completion tokens, their row [M], their column [M]); arguments as in completion_logprobs."""
     ids, lengths = ids.to(model.device), lengths.to(model.device)
@@ -611,22 +612,23 @@ def completion_hidden(model, prompts, ids, lengths):
     hidden = model.get_decoder()(input_ids=whole, use_cache=False).last_hidden_state  # [N, L, D]; causal: padding on the right is never seen
     return hidden[row, starts[row] + col - 1], row, col  # the shift by one: a token is predicted from the position before it
 
-def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size=None, entropy=False, slice_tokens=1024, states=None):
+def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size=None, entropy=False, slice_tokens=0, states=None):
     """Log-probs of completion ids [N, T] at the sampling temperature, 0 on padding, differentiable: [N, T].
     prompts: N lists of ids, or P for N / P rows each; lengths [N]; vocab_size as in rollout. The output head runs on completion positions only,
-    in slices that are recomputed in backward: the logits of the whole batch never exist at once. With `entropy`, returns also the
-    distributions' entropies in nats, without gradient: ([N, T], [N, T]). `states`: what completion_hidden gave for them, if that is known."""
+    in slices (of LOGITS numbers, or `slice_tokens`) that are recomputed in backward if there are several: the logits of a large batch never
+    exist at once. With `entropy`, returns also the distributions' entropies in nats, without gradient: ([N, T], [N, T]). `states`: what
+    completion_hidden gave for them, if that is known."""
     hidden, row, col = states or completion_hidden(model, prompts, ids, lengths)
-    head, targets = model.get_output_embeddings(), ids.to(model.device)[row, col]
-    parts = [checkpoint(slice_logprobs, head, hidden[i:i + slice_tokens], targets[i:i + slice_tokens], temperature, vocab_size, entropy,
-                        use_reentrant=False) for i in range(0, len(row), slice_tokens)]
+    head, targets, size = model.get_output_embeddings(), ids.to(model.device)[row, col], slice_tokens or max(1, LOGITS // model.config.vocab_size)
+    run = functools.partial(checkpoint, use_reentrant=False) if len(row) > size else lambda function, *arguments: function(*arguments)
+    parts = [run(slice_logprobs, head, hidden[i:i + size], targets[i:i + size], temperature, vocab_size, entropy) for i in range(0, len(row), size)]
     out = [torch.zeros(ids.shape, device=model.device).index_put((row, col), torch.cat(part)) for part in zip(*parts)]
     return tuple(out) if entropy else out[0]
 
 def slice_logprobs(head, hidden, targets, temperature, vocab_size, entropy):
     """(log-probs of the targets [M],) and, if asked for, the distributions' entropies [M]; from hidden states [M, D]."""
     logp = torch.log_softmax(head(hidden)[:, :vocab_size].float() / temperature, -1)  # [M, V]
-    return logp.gather(-1, targets[:, None])[:, 0], *([-(logp.exp() * logp).sum(-1).detach()] if entropy else [])
+    return logp.gather(-1, targets[:, None])[:, 0], *([torch.special.entr(logp.detach().exp()).sum(-1)] if entropy else [])
 
 def real_tokens(ids, lengths):
     """[N, T] bool: the tokens within each row's length; never told from the ids, since a padding id may be a stop id."""
@@ -845,7 +847,7 @@ def memory_estimate(config, senior, actor, junior):
     rows, tokens = min(n, config.max_rows or rows_that_fit(models, width)), min(config.micro_tokens, n * width)
     q, kv = c.num_attention_heads * head_size(c), c.num_key_value_heads * head_size(c)
     layer, inputs = b * tokens * (8 * c.hidden_size + 5 * q + 6 * kv + 4 * c.intermediate_size), tokens * c.hidden_size * c.num_hidden_layers
-    kept = senior.dtype.itemsize * inputs + max(layer, 13 * 1024 * c.vocab_size) if config.gradient_checkpointing else layer * c.num_hidden_layers
+    kept = senior.dtype.itemsize * inputs + max(layer, 13 * min(LOGITS, tokens * c.vocab_size)) if config.gradient_checkpointing else layer * c.num_hidden_layers
     rollout = fixed + 8 * trained + rows * (width * sum(map(cache_bytes, models)) + 16 * c.vocab_size)
     return rollout / 1e9, (fixed + (12 if actor is senior else 14) * trained + kept) / 1e9
 
