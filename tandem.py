@@ -615,9 +615,8 @@ def completion_hidden(model, prompts, ids, lengths):
 def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size=None, entropy=False, slice_tokens=0, states=None):
     """Log-probs of completion ids [N, T] at the sampling temperature, 0 on padding, differentiable: [N, T].
     prompts: N lists of ids, or P for N / P rows each; lengths [N]; vocab_size as in rollout. The output head runs on completion positions only,
-    in slices (of LOGITS numbers, or `slice_tokens`) that are recomputed in backward if there are several: the logits of a large batch never
-    exist at once. With `entropy`, returns also the distributions' entropies in nats, without gradient: ([N, T], [N, T]). `states`: what
-    completion_hidden gave for them, if that is known."""
+    in slices (of LOGITS numbers, or `slice_tokens`), recomputed in backward if there are several: a large batch's logits never exist at once.
+    With `entropy`, also the distributions' entropies in nats, without gradient: ([N, T], [N, T]). `states`: completion_hidden's result, if known."""
     hidden, row, col = states or completion_hidden(model, prompts, ids, lengths)
     head, targets, size = model.get_output_embeddings(), ids.to(model.device)[row, col], slice_tokens or max(1, LOGITS // model.config.vocab_size)
     run = functools.partial(checkpoint, use_reentrant=False) if len(row) > size else lambda function, *arguments: function(*arguments)
@@ -838,16 +837,17 @@ def refresh(actor, model, share=1.0):
 def readable(metrics):
     return " | ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in metrics.items())
 
-def memory_estimate(config, senior, actor, junior):
-    """(GB at a rollout's peak, GB at an update's) from measured factors: the numbers a layer keeps of a token, a slice's logits and their copies."""
+def memory_estimate(config, senior, actor, junior, prompt):
+    """(GB at a rollout's peak, at an update's) for prompts of `prompt` tokens, by measured factors: what a layer keeps of a token, copies of logits."""
     c, b, models = senior.config, actor.dtype.itemsize, [model for model in (actor, junior) if model is not None]
-    n, width = config.prompts_per_step * config.group_size, config.max_prompt_tokens + config.max_new_tokens
+    n, width = config.prompts_per_step * config.group_size, prompt + config.max_new_tokens
     fixed = sum(p.nbytes for p in {id(p): p for model in [senior, *models] for p in model.parameters()}.values())
     trained = sum(p.numel() for p in senior.parameters() if p.requires_grad)  # 8 bytes each for Adam, 4 for the gradient; 2 for autocast's copy
-    rows, tokens = min(n, config.max_rows or rows_that_fit(models, width)), min(config.micro_tokens, n * width)
-    q, kv = c.num_attention_heads * head_size(c), c.num_key_value_heads * head_size(c)
+    rows = min(n, config.max_rows or rows_that_fit(models, width))
+    tokens = min(config.micro_tokens, config.prompts_per_update * config.group_size * width)
+    q, kv, logits = c.num_attention_heads * head_size(c), c.num_key_value_heads * head_size(c), 13 * min(LOGITS, tokens * c.vocab_size)
     layer, inputs = b * tokens * (8 * c.hidden_size + 5 * q + 6 * kv + 4 * c.intermediate_size), tokens * c.hidden_size * c.num_hidden_layers
-    kept = senior.dtype.itemsize * inputs + max(layer, 13 * min(LOGITS, tokens * c.vocab_size)) if config.gradient_checkpointing else layer * c.num_hidden_layers
+    kept = senior.dtype.itemsize * inputs + max(layer, logits) if config.gradient_checkpointing else layer * c.num_hidden_layers
     rollout = fixed + 8 * trained + rows * (width * sum(map(cache_bytes, models)) + 16 * c.vocab_size)
     return rollout / 1e9, (fixed + (12 if actor is senior else 14) * trained + kept) / 1e9
 
@@ -956,7 +956,7 @@ def train(config):
     junior = None if unused else base or load_model(junior_name, device, dtype).requires_grad_(False)
     print(f"{run.folder}: {config.model}, {senior.num_parameters() / 1e6:.1f} M parameters, {str(dtype)[6:]} on {device}; " +
           ("vanilla GRPO" if config.prob_senior == 1 else f"{config.schedule} schedule with {junior_name}, senior {config.prob_senior:.0%}"))
-    need = memory_estimate(config, senior, actor, junior)
+    need = memory_estimate(config, senior, actor, junior, max(len(ids) for _, ids in problems))
     have = torch.cuda.get_device_properties(device).total_memory / 1e9 if device.type == "cuda" else math.inf
     print(f"memory, estimated: {need[0]:.3g} GB at the peak of a rollout (less with --max-rows), {need[1]:.3g} GB at that of an update (less with "
           f"--micro-tokens, --lora-rank)" + (f": MORE than the {have:.3g} GB of this GPU" if max(need) > have else ""))

@@ -169,7 +169,7 @@ def trainee(size, rank, device, seed=0):
 
 def rows_within(gb, config, models):
     """The most rows at a time whose caches the estimate fits into nine tenths of `gb`; 0: not one."""
-    fits = [rows for rows in range(1, 129) if tandem.memory_estimate(replace(config, max_rows=rows), *models)[0] <= 0.9 * gb]
+    fits = [rows for rows in range(1, 129) if tandem.memory_estimate(replace(config, max_rows=rows), *models, config.max_prompt_tokens)[0] <= 0.9 * gb]
     return max(fits, default=0)
 
 
@@ -179,7 +179,7 @@ def recipes():
     for size, rank, gb, bandwidth in (("0.6b", 0, 24, 1.0e12), ("1.7b", 32, 24, 1.0e12), ("1.7b", 0, 80, 2.0e12), ("4b", 32, 24, 1.0e12), ("4b", 32, 80, 2.0e12)):
         models, config = trainee(size, rank, "meta"), tandem.Config(lora_rank=rank)
         rows = rows_within(gb, config, models)
-        rollout_gb, update_gb = tandem.memory_estimate(replace(config, max_rows=rows), *models)
+        rollout_gb, update_gb = tandem.memory_estimate(replace(config, max_rows=rows), *models, config.max_prompt_tokens)
         read = sum(p.nbytes for m in {id(m): m for m in models[1:]}.values() for p in m.parameters()) / (2 if rank else 1)  # of weights, at a step
         read += rows * (300 + 1500) * sum(map(tandem.cache_bytes, models[1:]))  # and of caches: a prompt of 300 tokens and half an answer
         print(f"| Qwen3-{size.upper()} | {f'adapter of rank {rank}' if rank else 'all weights'} | {gb} GB, {bandwidth / 1e12:.1f} TB/s | {rows} | {rollout_gb:.1f} | {update_gb:.1f} | "
@@ -208,7 +208,7 @@ def peak(size, rank, gb, device):
         work()
         torch.cuda.synchronize()
         print(f"{size}, rank {rank}, {config.max_rows} rows at a time, {name}: peak {tandem.peak_memory_gb(device):.2f} GB, {time.perf_counter() - began:.0f} s; "
-              f"estimated {tandem.memory_estimate(config, *models)[name == 'update']:.2f} GB", flush=True)
+              f"estimated {tandem.memory_estimate(config, *models, config.max_prompt_tokens)[name == 'update']:.2f} GB", flush=True)
 
 
 def decoding(size, device, dtype, runs, rows=128, prompt=128, new_tokens=256):

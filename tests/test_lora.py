@@ -128,6 +128,17 @@ def test_a_rollout_that_breaks_off_does_not_turn_the_adapter_off():
     assert LoRA.rows is None
 
 
+def test_gradient_checkpointing_does_not_change_the_gradient():
+    grads = []
+    for recompute in (False, True):
+        senior = trained(tiny_model(0)).train()
+        if recompute:
+            getattr(senior, "activation_checkpointing_enable", senior.gradient_checkpointing_enable)()
+        completion_logprobs(senior, PROMPTS[:2], IDS, torch.tensor([6, 4]), 0.7).sum().backward()
+        grads.append({name: p.grad for name, p in senior.named_parameters() if p.requires_grad})
+    assert all(g.abs().max() > 0 for g in grads[0].values()) and all(torch.allclose(grads[0][k], grads[1][k], rtol=1e-4, atol=1e-6) for k in grads[0])
+
+
 def test_update_moves_the_adapter_alone_and_the_reference_is_the_base():
     base = tiny_model(0)
     senior = trained(base, size=0.05)
@@ -276,7 +287,7 @@ PEAK = """if True:
     model, base, optimizer = trainee(vocab_size=32000, hidden_size=256, intermediate_size=768, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=4,
                                      head_dim=64, max_position_embeddings=1024, initializer_range=0.02)
     work(model, base, config(160), 160, 32000, optimizer)
-    print(json.dumps([tandem.peak_memory_gb(model.device) - held / 1e9, *tandem.memory_estimate(config(160), model, model, base)]))
+    print(json.dumps([tandem.peak_memory_gb(model.device) - held / 1e9, *tandem.memory_estimate(config(160), model, model, base, 16)]))
 """
 
 
