@@ -32,6 +32,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 import tandem
@@ -208,6 +209,25 @@ def pass_at_k(n, c, k):
         raise ValueError(f"pass@{k} of {n} samples, {c} of them right: needs 1 <= k <= n and 0 <= c <= n")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
+def adapter_base(folder):
+    """What the adapter of a model's folder sits on, a folder or a hub name; None if it has no adapter (see tandem.save_model)."""
+    path = Path(folder) / "adapter" / "adapter_config.json"
+    with tandem.blame(f"{path} is not an adapter's config"):
+        return str(json.loads(path.read_text())["base_model_name_or_path"]) if path.is_file() else None
+
+def load_adapted(folder, base, device, dtype):
+    """The senior of `tandem.py --lora-rank`: its base in `dtype`, with the stored adapter in fp32. Raises UserError."""
+    with tandem.blame(f"{folder}/adapter could not be loaded"):
+        stored = load_file(Path(folder) / "adapter" / "adapter_model.safetensors")
+        rank = next(len(tensor) for name, tensor in stored.items() if ".lora_A." in name)
+        model = tandem.adapted(load_model(base, device, dtype), rank, seed=0).requires_grad_(False)
+        own = {f"base_model.model.{name}.weight": p for name, p in model.named_parameters() if ".lora_" in name}
+        if own.keys() != stored.keys():
+            raise UserError(f"{folder}/adapter is not for {base}: other layers")
+        for name, p in own.items():
+            p.copy_(stored[name])
+    return model
+
 class Pair:
     """A senior, its junior and the tokenizer; loaded when the first measurement needs them."""
 
@@ -222,7 +242,13 @@ class Pair:
             raise AttributeError(role)
         if role not in self.loaded:
             device, dtype = pick_device(self.config.device, self.config.dtype)
-            self.loaded[role] = load_model(self.names[role], device, dtype).requires_grad_(False)
+            base = adapter_base(self.names["senior"])
+            if base and role == "senior":  # as it was trained: the merged weights in bf16 would have lost most of a small adapter
+                self.loaded[role] = load_adapted(self.names["senior"], base, device, dtype)
+            elif base and self.names["junior"] == base:
+                self.loaded[role] = self.senior.base[0]  # the same weights with the adapter off
+            else:
+                self.loaded[role] = load_model(self.names[role], device, dtype).requires_grad_(False)
         return self.loaded[role]
 
     @functools.lru_cache

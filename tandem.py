@@ -122,8 +122,8 @@ def check_ranges(config):
             raise UserError(f"{flag(f.name)} must be one of {', '.join(CHOICES[f.name])}, not {value!r}")
 
 RANGES = {  # every other number may be anything from 0 to ten million
-    "group_size": (2, 10**5), "seed": (0, 2**63), "prob_senior": (1e-6, 1), "temperature": (1e-6, 100), "eval_top_p": (1e-6, 1),
-    "beta2": (0, 1 - 1e-6), "max_grad_norm": (1e-6, 10**7), "clip_eps": (1e-6, 10**7), "lr": (0, 1), **dict.fromkeys((
+    "group_size": (2, 10**5), "lora_rank": (0, 4096), "seed": (0, 2**63), "prob_senior": (1e-6, 1), "temperature": (1e-6, 100),
+    "eval_top_p": (1e-6, 1), "beta2": (0, 1 - 1e-6), "max_grad_norm": (1e-6, 10**7), "clip_eps": (1e-6, 10**7), "lr": (0, 1), **dict.fromkeys((
         "prompts_per_step", "prompts_per_update", "max_prompt_tokens", "max_new_tokens", "micro_tokens", "steps", "save_every", "max_gap",
         "eval_problems", "eval_samples"), (1, 10**7))}
 CHOICES = {"loss_mean": ("token", "sequence"), "device": ("auto", "cuda", "mps", "cpu"), "dtype": ("auto", "bfloat16", "float32"),
@@ -132,7 +132,6 @@ PRESETS = {
     "paper": {},  # 2 x A100 80 GB in the paper
     "gsm8k": dict(model="Qwen/Qwen3-0.6B", data="gsm8k", eval_data="gsm8k-test", eval_problems=200, max_prompt_tokens=512,
                   max_new_tokens=512, out="runs/gsm8k"),
-    # A Qwen3 of 0.3 M parameters whose habit is a jargon: the setting of arXiv 2510.13551
     "toy": dict(model=str(HERE / "tests/toy/senior"), junior=str(HERE / "tests/toy/junior"), data=str(HERE / "tests/toy/train.jsonl"),
                 eval_data=str(HERE / "tests/toy/eval.jsonl"), prompt_suffix="", prompts_per_step=9, prompts_per_update=9, group_size=16,
                 max_new_tokens=44, temperature=1.0, lr=3e-4, warmup_steps=5, beta2=0.99, weight_decay=0.0, steps=60, eval_problems=100,
@@ -216,8 +215,10 @@ def load_problems(name):
     for row in rows:
         parts = [row[c] for c in body + questions[:1]]  # (SVAMP keeps the story in a column of its own, `Body`)
         answer = next(filter(None, (final_answer(row[c]) for c in answers)), None)
-        if answer and all(isinstance(part, str) and part.strip() for part in parts):
-            problems.append(Problem(" ".join(parts).strip(), answer, str(row[(worked or answers)[0]]), tuple(row.get("countdown_numbers") or ())))
+        numbers = row.get("countdown_numbers") or []
+        whole = isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
+        if answer and whole and all(isinstance(part, str) and part.strip() for part in parts):
+            problems.append(Problem(" ".join(parts).strip(), answer, str(row[(worked or answers)[0]]), tuple(numbers)))
     if not problems:
         raise UserError(f"{name}: none of its {len(rows)} rows has both a question and an answer")
     return problems, len(rows) - len(problems)
@@ -232,10 +233,7 @@ def final_answer(value):
     return text.strip() if text.strip() and len(text) <= 200 and "\n" not in text.strip() else None
 
 def extract_boxed(text):
-    r"""The content of the last balanced `\boxed{}`, or None. One pass with a stack, so linear in hostile text.
-    >>> extract_boxed(r"first \boxed{1}, then \boxed{\frac{1}{2}} and \boxed{open")
-    '\\frac{1}{2}'
-    """
+    r"""The content of the last balanced `\boxed{}`, or None. One pass with a stack, so linear in hostile text."""
     stack, best = [], (-1, -1)  # of every open brace: where a box's content starts, or -1 for another brace; escaped ones don't count
     for brace in re.finditer(r"\\boxed\s*\{|\\.|[{}]", text, re.S):
         if brace[0] == "}" and stack:
@@ -266,8 +264,7 @@ class SymbolicGrader:
                                               stderr=subprocess.DEVNULL, text=True, start_new_session=True)  # (Ctrl-C is not for it)
                 if self.child.stdout.readline() != "ready\n":
                     raise UserError("math-verify does not import; install it with: pip install 'math-verify[antlr4_13_2]'")
-            timer = threading.Timer(deadline, self.child.kill)
-            timer.start()
+            (timer := threading.Timer(deadline, self.child.kill)).start()
             with contextlib.suppress(OSError):  # (a child that died before it was asked)
                 print(json.dumps([re.sub(r"\\?\$|\\[,!]", "", text) for text in (answer, box)]), file=self.child.stdin, flush=True)
             verdict = self.child.stdout.readline()  # "" once the timer has killed it
@@ -284,6 +281,7 @@ def verify(text, answer, numbers=()):
         box = box.partition("=")[0].replace("×", "*").replace("÷", "/")
         spare = Counter(re.findall("[0-9]+", box)) - Counter(map(str, numbers))
         legal = len(box) <= 200 and re.fullmatch(r"([0-9 +\-*/(){}]|\\(times|cdot|div|frac|left|right))+", box) and not spare
+        legal = legal and not re.search(r"[0-9)}]\s*(\(|\\left|\\frac)|[)}]\s*[0-9]", box)  # 3(4) is a product to some, and 3 + 4 to math-verify
         return float(bool(legal) and grader.equal(answer, box))  # (math-verify parses it, and computes with exact fractions)
     box = box if "=" in answer else re.sub(r"^[A-Za-z]\w*\s*=\s*", "", box)  # `x = 7` is 7, but `8 = 7` is nothing
     words = [re.sub(r"\\text\w*\{([^{}]*)\}", r"\1", side).strip() for side in (box, answer)]
@@ -339,7 +337,7 @@ def load_trained(start, device, dtype):
 class LoRA(torch.nn.Linear):
     """A frozen linear layer and a trainable detour of low rank (arXiv 2106.09685): y = W x + (32 / rank) B A x. W is the base model's own tensor;
     A and B are fp32, since a bf16 weight would not move. B begins at 0: the model begins as its base."""
-    rows = None  # the first so many rows of a batch take the detour; None: all
+    half = False  # whether the first half of a batch takes the detour alone
     def __init__(self, linear, rank, generator):
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.weight, self.bias, self.scale = linear.weight, linear.bias, 32 / rank
@@ -347,8 +345,8 @@ class LoRA(torch.nn.Linear):
         self.lora_A = torch.nn.Parameter(start.to(linear.weight.device))
         self.lora_B = torch.nn.Parameter(torch.zeros(linear.out_features, rank, device=linear.weight.device))
     def forward(self, x):
-        y, some = super().forward(x), x[:LoRA.rows]
-        y[:LoRA.rows] += (some @ self.lora_A.T.to(x.dtype)) @ self.lora_B.T.to(x.dtype) * self.scale
+        y, n = super().forward(x), len(x) // 2 if LoRA.half else len(x)
+        y[:n] += (x[:n] @ self.lora_A.T.to(x.dtype)) @ self.lora_B.T.to(x.dtype) * self.scale
         return y
 
 def adapted(base, rank, seed):
@@ -360,16 +358,21 @@ def adapted(base, rank, seed):
         for name, layer in list(parent.named_children()):
             if type(layer) is torch.nn.Linear:
                 setattr(parent, name, LoRA(layer, rank, generator))
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError("--lora-rank: this model has no linear layers for an adapter")
     return model
 
 def save_model(model, folder, base):
-    """A Hugging Face folder. Of a model with an adapter it holds the merged weights, and in adapter/ the adapter, for PEFT to load on `base`."""
+    """A Hugging Face folder. Of a model with an adapter it holds the merged weights, in fp32, since bf16 would round most of the adapter away; and
+    in adapter/ the adapter itself, for PEFT to load on `base`."""
     state, layers = model.state_dict(), {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
     adapter = {f"base_model.model.{name}.weight": state.pop(name) for name in list(state) if ".lora_" in name}
+    state = {name: p.float().cpu() for name, p in state.items()} if layers else state
     for name, layer in layers.items():
-        state[f"{name}.weight"] = (layer.weight + layer.scale * (layer.lora_B @ layer.lora_A).detach()).to(layer.weight.dtype).cpu()
+        state[f"{name}.weight"] = state[f"{name}.weight"] + (layer.scale * layer.lora_B @ layer.lora_A).detach().cpu()  # (never in place)
     model.save_pretrained(folder, state_dict=state)
     if layers:
+        (folder / "config.json").write_text((folder / "config.json").read_text().replace('"bfloat16"', '"float32"'))
         (folder / "adapter").mkdir()
         save_file(adapter, folder / "adapter" / "adapter_model.safetensors")
         (folder / "adapter" / "adapter_config.json").write_text(json.dumps({
@@ -449,10 +452,10 @@ class Reader:
         self.positions = self.positions.clamp(max=tokens.size(1) - 1)  # [R, Q]; (padding may point behind the last slot, whose token nobody reads)
         self.span, ids = int(self.positions.max()) + 1, tokens.gather(1, self.positions)
         mask = torch.arange(self.span, device=ids.device) <= self.positions[:, None, :, None]  # [R, 1, Q, span]: own slot and those before
-        LoRA.rows = len(ids) // 2 if self.pair else None
+        LoRA.half = self.pair
         hidden = self.decoder(input_ids=ids, position_ids=self.positions, attention_mask=mask, use_cache=True,
                               **{self.argument: self}).last_hidden_state  # [R, Q, D]
-        LoRA.rows = None
+        LoRA.half = False
         self.seen = upto.clone()
         last = hidden[self.rows, count - 1]  # [R, D]; padding stands behind each row's last token
         return self.head(last[wanted])[:, :self.vocab_size].float()
@@ -500,8 +503,8 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     schedule: when the author changes; None, or prob_senior 1: the senior alone, and `junior` is not run. stops: ids that end a completion
     (default: all of the senior's generation config, which has no other influence); also_stop(ids [R, T], lengths [R]) -> bool [R] says which
     completions end for another reason, such as a text they have written. vocab_size: ids from there on are never sampled.
-    max_rows: sequences decoded at a time, 0: all that fit; the result does not depend on it. max_turns: a completion is cut where another turn
-    would begin. Temperature 0 is greedy. Returns a Rollout of N = P * group_size rows, a prompt's side by side, as long as the longest."""
+    max_rows: so many sequences are decoded at a time at most, 0: all that fit; the result is the same. max_turns: a completion is cut where another
+    turn would begin. Temperature 0 is greedy. Returns a Rollout of N = P * group_size rows, a prompt's side by side, as long as the longest."""
     n, device = len(prompts) * group_size, senior.device
     solo = schedule is None or (schedule.prob_senior == 1 and not schedule.alternate)
     generator = torch.Generator().manual_seed(seed)  # its own, and on the CPU: the same numbers on every device
@@ -515,7 +518,7 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     if schedule is not None:
         schedule = replace(schedule, always=schedule.always.to(device), opens=schedule.opens.to(device), closes=schedule.closes.to(device))
     modes = [model.training for model in models]
-    max_rows = max_rows or min(n, rows_that_fit(models, max(map(len, prompts)) + max_new_tokens))
+    max_rows = min(max_rows or n, rows_that_fit(models, max(map(len, prompts)) + max_new_tokens))
     for start in range(0, n, max_rows):
         row = torch.arange(start, min(start + max_rows, n), device=device)
         some = prompts[start // group_size:(start + len(row) - 1) // group_size + 1]
@@ -567,15 +570,14 @@ def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop
                 reader.select(keep)
 
 head_size = lambda config: getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-def cache_bytes(model):
-    """Bytes that one token of one row takes in a model's cache."""
-    return 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * head_size(model.config) * model.dtype.itemsize
+kv_size = lambda config: (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) * head_size(config)
+cache_bytes = lambda model: 2 * model.config.num_hidden_layers * kv_size(model.config) * model.dtype.itemsize  # of one token of one row
 
-def rows_that_fit(models, width):
+def rows_that_fit(models, width, reserved=0):
     """How many rows of `width` tokens the caches can hold at a time: on a GPU, in nine tenths of what is free; elsewhere, any number."""
     if models[0].device.type != "cuda":
         return sys.maxsize
-    free = torch.cuda.get_device_properties(models[0].device).total_memory - torch.cuda.memory_allocated(models[0].device)
+    free = torch.cuda.get_device_properties(models[0].device).total_memory - torch.cuda.memory_allocated(models[0].device) - reserved
     return max(1, int(0.9 * free / width / sum(map(cache_bytes, models))))
 
 def padded(lists, width, device):
@@ -608,7 +610,7 @@ def completion_hidden(model, prompts, ids, lengths):
     whole = padded(prompts, int((starts + lengths).max()), model.device)  # [N, L]: prompt, completion, padding
     row, col = real_tokens(ids, lengths).nonzero(as_tuple=True)
     whole[row, starts[row] + col] = ids[row, col]
-    LoRA.rows = None  # (a rollout that was broken off may have left it)
+    LoRA.half = False  # (a rollout that was broken off may have left it)
     hidden = model.get_decoder()(input_ids=whole, use_cache=False).last_hidden_state  # [N, L, D]; causal: padding on the right is never seen
     return hidden[row, starts[row] + col - 1], row, col  # the shift by one: a token is predicted from the position before it
 
@@ -653,10 +655,7 @@ def grpo_loss(logp, old_logp, advantages, mask, clip_eps, ref_logp=None, kl_coef
     return (torch.where(mask, loss, 0.0) / denominator).sum()
 
 def micro_batches(rows, totals, budget):
-    """`rows`, longest first, in batches of at most `budget` tokens, padding included; a longer row gets a batch of its own.
-    >>> micro_batches(range(4), totals=[5, 9, 4, 30], budget=20)
-    [[3], [1, 0], [2]]
-    """
+    """`rows`, longest first, in batches of at most `budget` tokens, padding included; a longer row gets a batch of its own."""
     batches = []
     for i in sorted(rows, key=lambda i: -totals[i]):
         if batches and totals[batches[-1][0]] * (len(batches[-1]) + 1) <= budget:
@@ -675,7 +674,6 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
     totals = [len(prompt) + length for prompt, length in zip(batch.prompts, batch.lengths.tolist())]
     advantages = group_advantages(batch.rewards, config.group_size, advantage_eps).to(model.device)
     others = real_tokens(batch.ids, batch.lengths) & ~batch.mask
-
     def logprobs(scorer, rows, **settings):  # [rows, length of the longest of them]
         ids = batch.ids[rows, :int(batch.lengths[rows].max())]
         with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):
@@ -739,7 +737,7 @@ class Run:
             path.name: "".join(json.dumps(row) + "\n" for row in read_jsonl(path) if row["step"] <= self.logged)
             for path in (self.folder / f"{name}.jsonl" for name in ("metrics", "samples", "traces")) if path.is_file()}}
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.step < getattr(self.config, "steps", 0) and shutil.rmtree(self.folder / "final", ignore_errors=True)
+        shutil.rmtree(self.folder / "final", ignore_errors=True)
         for name, text in files.items():
             (self.folder / f".tmp-{name}").write_text(text, encoding="utf-8")
             os.replace(self.folder / f".tmp-{name}", self.folder / name)
@@ -774,7 +772,10 @@ def read_jsonl(path):
 def training(run, model, tokenizer, config, advance, evaluate):
     """The loop of any training: advance(step, optimizer) -> (metrics, samples), evaluate(step) -> metrics. Returns the rows of metrics.jsonl, or
     None after Ctrl-C. All that is drawn depends on (seed, step), so the state of a run is its weights (`model` holds those of `run.newest`) and
-    its optimiser: a resumed run is the uninterrupted one (on a CPU bit for bit)."""
+    its optimiser: a resumed run is the uninterrupted one (on a CPU bit for bit). Ctrl-C ends it after a step and a checkpoint, twice: at once."""
+    rows = read_jsonl(run.folder / "metrics.jsonl")
+    if (run.folder / "final").is_dir() and (not run.newest or rows and rows[-1]["step"] >= config.steps):  # done, or nothing there to go on from
+        return print(f"{run.folder} is finished") or rows
     if config.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # (renamed within transformers 5)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -788,7 +789,6 @@ def training(run, model, tokenizer, config, advance, evaluate):
     run.start()
     if not run.newest and config.eval_every:
         run.log("metrics.jsonl", [{"step": 0, **evaluate(0)}])
-    # Ctrl-C ends the loop after this step and a checkpoint; a second one stops at once
     before = signal.signal(signal.SIGINT, lambda *_: (stopping.set(), signal.signal(signal.SIGINT, signal.default_int_handler)))
     with tqdm(total=config.steps, initial=step, desc=run.folder.name, unit="step", disable=None) as bar:
         while step < config.steps and not stopping.is_set():
@@ -810,7 +810,7 @@ def training(run, model, tokenizer, config, advance, evaluate):
     signal.signal(signal.SIGINT, before)
     if step < config.steps:
         return print(f"stopped at step {step} of {config.steps}; to go on, the same command with --resume")
-    if not (run.folder / "final").is_dir() and not run.save("final", model, tokenizer):
+    if not run.save("final", model, tokenizer):
         raise OSError(f"{run.folder}/final was not saved: make room, then add --resume")
     return read_jsonl(run.folder / "metrics.jsonl")
 
@@ -838,16 +838,16 @@ def readable(metrics):
     return " | ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in metrics.items())
 
 def memory_estimate(config, senior, actor, junior, prompt):
-    """(GB at a rollout's peak, at an update's) for prompts of `prompt` tokens, by measured factors: what a layer keeps of a token, copies of logits."""
+    """(GB at a rollout's peak, at an update's) for prompts of `prompt` tokens, by measured factors: what a layer keeps of a token, logits."""
     c, b, models = senior.config, actor.dtype.itemsize, [model for model in (actor, junior) if model is not None]
-    n, width = config.prompts_per_step * config.group_size, prompt + config.max_new_tokens
+    n, width, deep = config.prompts_per_step * config.group_size, prompt + config.max_new_tokens, c.num_hidden_layers
     fixed = sum(p.nbytes for p in {id(p): p for model in [senior, *models] for p in model.parameters()}.values())
     trained = sum(p.numel() for p in senior.parameters() if p.requires_grad)  # 8 bytes each for Adam, 4 for the gradient; 2 for autocast's copy
-    rows = min(n, config.max_rows or rows_that_fit(models, width))
+    rows = min(config.max_rows or n, rows_that_fit(models, width, 8 * trained))
     tokens = min(config.micro_tokens, config.prompts_per_update * config.group_size * width)
-    q, kv, logits = c.num_attention_heads * head_size(c), c.num_key_value_heads * head_size(c), 13 * min(LOGITS, tokens * c.vocab_size)
-    layer, inputs = b * tokens * (8 * c.hidden_size + 5 * q + 6 * kv + 4 * c.intermediate_size), tokens * c.hidden_size * c.num_hidden_layers
-    kept = senior.dtype.itemsize * inputs + max(layer, logits) if config.gradient_checkpointing else layer * c.num_hidden_layers
+    q, kv, inner = c.num_attention_heads * head_size(c), kv_size(c), getattr(c, "intermediate_size", None) or 4 * c.hidden_size
+    layer, inputs = b * tokens * (8 * c.hidden_size + 5 * q + 6 * kv + 4 * inner), senior.dtype.itemsize * tokens * c.hidden_size * deep
+    kept = inputs + max(layer, 13 * min(LOGITS, tokens * c.vocab_size)) if config.gradient_checkpointing else layer * deep
     rollout = fixed + 8 * trained + rows * (width * sum(map(cache_bytes, models)) + 16 * c.vocab_size)
     return rollout / 1e9, (fixed + (12 if actor is senior else 14) * trained + kept) / 1e9
 
@@ -906,8 +906,8 @@ class Tandem:
                              max_turns=150 if name == "step" else sys.maxsize, seed=stream(c.seed, "eval", step), **self.settings)
             metrics, samples = self.graded(rolled, self.held_out, k)
             right = torch.tensor([sample["reward"] for sample in samples]).view(-1, k)  # [problems, k]
-            metrics = {"pass@1": right.mean().item(), f"pass@{k}": right.max(1).values.mean().item(), **metrics}
-            out.update({f"{name}/{key}": value for key, value in metrics.items()})
+            shares = {"pass@1": right.mean().item(), f"pass@{k}": right.max(1).values.mean().item()}
+            out.update({f"{name}/{key}": value for key, value in {**shares, **metrics}.items()})
             for sample in samples[:c.show * k:k] if step else []:
                 tqdm.write(f"--- {name} | {self.coloured(sample)}")
         return out

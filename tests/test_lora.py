@@ -48,11 +48,26 @@ def test_at_its_start_the_model_is_its_base_and_off_is_the_base_bit_for_bit():
     assert torch.equal(model(IDS).logits, want)
     model = trained(base)
     assert not torch.allclose(model(IDS).logits, want, atol=0.1) and torch.equal(base(IDS).logits, want)
-    LoRA.rows = 0
+    LoRA.half = True
     try:
-        assert torch.equal(model(IDS).logits, want)
+        both = model(torch.cat([IDS, IDS])).logits  # the first half with the adapter, the second without it
     finally:
-        LoRA.rows = None
+        LoRA.half = False
+    assert torch.allclose(both[:2], model(IDS).logits, atol=1e-5) and torch.allclose(both[2:], want, atol=1e-5)
+
+
+def test_half_of_a_batch_is_half_of_its_rows_also_where_rows_and_tokens_are_one_dimension():
+    """A shared expert sees [rows * tokens, D]."""
+    layer = LoRA(torch.nn.Linear(6, 5), 2, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        layer.lora_B.normal_()
+    x = torch.randn(4, 3, 6)
+    LoRA.half = True
+    try:
+        rows, flat = layer(x), layer(x.flatten(0, 1))
+    finally:
+        LoRA.half = False
+    assert torch.allclose(rows.flatten(0, 1), flat, atol=1e-6) and torch.allclose(rows[:2], layer(x)[:2], atol=1e-6) and not torch.allclose(rows[2:], layer(x)[2:], atol=1e-3)
 
 
 def test_no_weight_is_copied_and_nothing_but_the_adapter_trains():
@@ -108,7 +123,7 @@ def test_one_pass_for_both_models_writes_what_two_passes_write(max_rows, prob_se
     merged = rollout(merged_by_hand(SimpleNamespace(base=base, named_modules=senior.named_modules)), tiny_model(0), PROMPTS, **settings)
     for name in ("ids", "lengths", "senior_mask", "finished", "turns"):
         assert torch.equal(getattr(one, name), getattr(two, name)) and torch.equal(getattr(one, name), getattr(merged, name)), name
-    assert 0.3 < two.senior_mask.sum() / two.lengths.sum() < 1 and LoRA.rows is None
+    assert 0.3 < two.senior_mask.sum() / two.lengths.sum() < 1 and not LoRA.half
 
 
 def test_long_turns_and_solo_rollouts_use_the_adapter_as_well():
@@ -123,9 +138,9 @@ def test_long_turns_and_solo_rollouts_use_the_adapter_as_well():
 def test_a_rollout_that_breaks_off_does_not_turn_the_adapter_off():
     senior = trained(tiny_model(0))
     want = completion_logprobs(senior, PROMPTS[:2], IDS, torch.tensor([6, 6]), 1.0)
-    LoRA.rows = 1
+    LoRA.half = True
     assert torch.equal(completion_logprobs(senior, PROMPTS[:2], IDS, torch.tensor([6, 6]), 1.0), want)
-    assert LoRA.rows is None
+    assert not LoRA.half
 
 
 def test_gradient_checkpointing_does_not_change_the_gradient():
@@ -190,6 +205,49 @@ def test_the_merged_model_and_the_adapter_are_ordinary_files(tmp_path, tied):
     assert torch.equal(base(IDS).logits, tiny_model(0, tie_word_embeddings=tied)(IDS).logits)  # merging leaves the base alone
 
 
+@pytest.mark.parametrize("size", [1e-4, 3e-3])
+def test_a_small_adapter_on_a_bf16_base_is_not_rounded_away_when_it_is_saved(tmp_path, size):
+    tiny_model(0).to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    base = tandem.load_model(str(tmp_path / "base"), torch.device("cpu"), torch.bfloat16)
+    transformers.AutoTokenizer.from_pretrained(TOY / "senior").save_pretrained(tmp_path / "base")
+    model = trained(base, size=size)
+    tandem.save_model(model, tmp_path / "out", str(tmp_path / "base"))
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert merged.dtype == torch.float32
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoRA):
+            want = 8 * (layer.lora_B @ layer.lora_A).double()
+            got = merged.get_submodule(name).weight.double() - base.get_submodule(name).weight.double()
+            assert (got - want).norm() < 1e-2 * want.norm(), name
+    import eval as measures
+    assert measures.adapter_base(tmp_path / "out") == str(tmp_path / "base") and measures.adapter_base(tmp_path / "base") is None
+    again = measures.load_adapted(tmp_path / "out", str(tmp_path / "base"), torch.device("cpu"), torch.bfloat16)
+    assert torch.equal(again(IDS).logits, model(IDS).logits)  # the measurements see the model that was trained
+    pair = measures.Pair(str(tmp_path / "out"), SimpleNamespace(junior="", device="cpu", dtype="bfloat16"))
+    pair.names["junior"] = str(tmp_path / "base")
+    assert pair.junior is pair.senior.base[0] and torch.equal(pair.senior(IDS).logits, model(IDS).logits)
+
+
+def test_broken_adapters_are_one_line(tmp_path):
+    import eval as measures
+    tiny_model(0).save_pretrained(tmp_path / "base")
+    tandem.save_model(trained(tiny_model(0)), tmp_path / "out", str(tmp_path / "base"))
+    tensors = safetensors.torch.load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+    for content in ({"x": torch.zeros(2)}, {k: v for k, v in tensors.items() if "layers.0" in k}, {k: v[:, :3].contiguous() for k, v in tensors.items()}):
+        safetensors.torch.save_file(content, tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+        with pytest.raises(tandem.UserError, match="adapter"):
+            measures.load_adapted(tmp_path / "out", str(tmp_path / "base"), torch.device("cpu"), torch.float32)
+    (tmp_path / "out" / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(tandem.UserError, match="adapter"):
+        measures.adapter_base(tmp_path / "out")
+
+
+def test_a_model_without_linear_layers_is_refused():
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=64))
+    with pytest.raises(tandem.UserError, match="no linear layers"):
+        adapted(gpt2, 4, 0)
+
+
 def test_peft_reads_the_adapter(tmp_path):
     """PEFT itself, where it is installed; it is no requirement."""
     peft = pytest.importorskip("peft")
@@ -250,10 +308,23 @@ def test_rows_follow_the_free_memory_and_the_result_does_not(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 10_000)
     on_gpu = [SimpleNamespace(device=torch.device("cuda"), config=m.config, dtype=m.dtype) for m in (senior, junior)]
     # 0.9 * 50,000 bytes, 28 tokens a row, 256 bytes a token and model: 3.1 rows; a cache too small for a single row still holds one
-    assert tandem.rows_that_fit(on_gpu, 28) == 3 and tandem.rows_that_fit(on_gpu[:1], 28) == 6 and tandem.rows_that_fit(on_gpu, 10**6) == 1
+    assert tandem.rows_that_fit(on_gpu, 28, reserved=16_000) == 2 and tandem.rows_that_fit(on_gpu, 28) == 3 and tandem.rows_that_fit(on_gpu[:1], 28) == 6 and tandem.rows_that_fit(on_gpu, 10**6) == 1
     monkeypatch.setattr(tandem, "rows_that_fit", lambda models, width: seen.append(width) or 5)
+    write, widths = tandem.write, []
+    monkeypatch.setattr(tandem, "write", lambda out, row, *rest: (widths.append(len(row)), write(out, row, *rest)))
     got = rollout(senior, junior, PROMPTS, **settings)
-    assert seen == [8 + 20] and torch.equal(want.ids, got.ids) and torch.equal(want.senior_mask, got.senior_mask)
+    assert seen == [8 + 20] and widths == [5, 5, 2] and torch.equal(want.ids, got.ids) and torch.equal(want.senior_mask, got.senior_mask)
+    widths.clear()
+    rollout(senior, junior, PROMPTS, max_rows=8, **settings)  # evaluation, for one, names a number: it is a limit as well
+    rollout(senior, junior, PROMPTS, max_rows=3, **settings)
+    assert widths == [5, 5, 2] + [3] * 4
+
+
+def test_models_that_name_their_sizes_otherwise_have_an_estimate():
+    neox = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2))
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=64))
+    for model in (neox, gpt2):
+        assert tandem.cache_bytes(model) == 2 * 2 * 16 * 4 and min(tandem.memory_estimate(tandem.Config(), model, model, None, 10)) > 0
 
 
 PEAK = """if True:

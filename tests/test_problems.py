@@ -89,7 +89,10 @@ def test_a_missing_math_verify_is_an_error_not_a_zero(monkeypatch):
     ("-3 + 10", (3, 10), 7, 1), ("1/3 + 2/3", (1, 3, 2, 3), 1, 1),
     (r"8 \div (3 - \frac{8}{3})", (3, 8, 3, 8), 24, 1), ("2 + 1/99/99/99/99/99", (2, 1, 99, 99, 99, 99, 99), 2, 0), ("64/4/2", (64, 4, 2), 8, 1), ("9 - 4 - 3", (9, 4, 3), 2, 1),  # exact
     ("3 + 3", (3, 4), 6, 0), ("6", (3, 4), 6, 0), ("2 ** 3", (2, 3), 8, 0), ("2^3", (2, 3), 8, 0), ("7 // 2", (7, 2), 3, 0), ("1/0", (1, 0), 0, 0), ("10 / (5 - 5)", (10, 5, 5), 0, 0),
-    ("3 +", (3, 4), 3, 0), ("", (3,), 3, 0), ("12", (1, 2), 12, 0), ("3.0 + 4", (3, 4), 7, 0), ("3,4", (3, 4), 7, 0), ("(3)(4)", (3, 4), 12, 0), ("3 4", (3, 4), 12, 0), ("3 4", (3, 4), 34, 0), ("3 + 4 + 5", (3, 4), 12, 0),
+    ("3 +", (3, 4), 3, 0), ("", (3,), 3, 0), ("12", (1, 2), 12, 0), ("3.0 + 4", (3, 4), 7, 0), ("3,4", (3, 4), 7, 0), ("(3)(4)", (3, 4), 12, 0), *((box, numbers, target, 0) for box, numbers, value in (  # what stands side by side is neither a sum nor a product
+        ("3(4)", (3, 4), 7), ("20(3)", (20, 3), 23), ("(20)(3)", (20, 3), 23), (r"5\left(2\right)", (5, 2), 7), ("2*3(4)", (2, 3, 4), 14), (r"3\frac{4}{2}", (3, 4, 2), 5),
+        (r"(4)\frac{6}{2}", (4, 6, 2), 7), ("(3)4", (3, 4), 7), (r"\frac{6}{2}4", (6, 2, 4), 7), (r"\frac{6}{2}(4)", (6, 2, 4), 7)) for target in (value, 12, 60, 10, 24, 6)),
+     ("3 4", (3, 4), 12, 0), ("3 4", (3, 4), 34, 0), ("3 + 4 + 5", (3, 4), 12, 0),
     ("__import__('os')", (3,), 3, 0), ("(" * 150 + "3" + ")" * 150, (3,), 3, 0), ("1" * 5000, (1,), 1, 0), ("[3][0]", (3, 0), 3, 0), ("３ + 4", (3, 4), 7, 0), ("03 + 4", (3, 4), 7, 0), ("True", (1,), 1, 0),
 ])
 def test_countdown(box, numbers, target, want):
@@ -158,6 +161,14 @@ def test_the_built_in_countdown_problems_are_those_that_make_toy_makes():
     rows = make_toy.countdown_rows(1100)
     for problems, some in ((load_problems("countdown-test")[0], rows[:1000]), (load_problems("countdown")[0], rows[1000:])):
         assert [(p.question, p.answer, p.solution, list(p.numbers)) for p in problems[:len(some)]] == [tuple(row.values()) for row in some]
+
+
+@pytest.mark.parametrize("numbers", [True, "13,6,7", [3.5, 6, 7], [3, None], {"a": 1}, [-3, 6, 7], [[3]], 5])
+def test_countdown_numbers_that_are_none_are_skipped_and_counted(tmp_path, numbers):
+    row = {"question": "Make 24.", "answer": "24"}
+    (tmp_path / "c.jsonl").write_text(json.dumps({**row, "countdown_numbers": numbers}) + "\n")
+    with pytest.raises(UserError, match="none of its 1 rows|could not be read"):
+        load_problems(str(tmp_path / "c.jsonl"))
 
 
 def test_file_names_are_names_not_patterns(tmp_path):

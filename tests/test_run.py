@@ -83,6 +83,32 @@ def test_a_resumed_run_is_the_uninterrupted_run(finished, tmp_path):
     same_run(finished, tmp_path / "r")
 
 
+@pytest.mark.parametrize("steps", [4, 6])
+def test_a_finished_run_without_its_checkpoints_is_left_alone(finished, tmp_path, steps, capsys):
+    shutil.copytree(finished, tmp_path / "r")
+    for checkpoint in (tmp_path / "r").glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
+    assert call("--out", tmp_path / "r", "--resume", "--steps", steps) == 0 and "is finished" in capsys.readouterr().out
+    assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
+
+
+def test_a_last_checkpoint_that_was_not_saved_does_not_cost_the_finished_run(tmp_path, monkeypatch):
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda state, path: save(state, path) if "checkpoint-4" not in str(path) else 1 / 0)
+    assert call(*SHORT, "--out", tmp_path / "r") == 0 and not (tmp_path / "r" / "checkpoint-4").exists()
+    before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
+    assert call("--out", tmp_path / "r", "--resume") == 0 and {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
+
+
+def test_the_examples_in_docstrings_are_true():
+    import doctest
+    import rlt
+    for module in (tandem, rlt):
+        failed, tried = doctest.testmod(module)
+        assert tried and not failed, module
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_resume_after_kill_9(tmp_path, dtype):
     argv = [*SHORT, "--steps", "5", "--dtype", dtype]
@@ -207,7 +233,7 @@ MISTAKES = [
     (["--loss-mean", "batch"], "--loss-mean"),
     (["--device", "tpu"], "--device"),
     (["--dtype", "int8"], "--dtype"),
-    (["--habit", "("], "--habit"),
+    (["--habit", "("], "--habit"), (["--lora-rank", "10000000"], "--lora-rank"),
     (["--junior", "{tmp}/other"], "another vocabulary than its partner's (481 entries against 480"),
     (["--junior", "{tmp}"], "no config.json"),
     (["--model", "./no-such-model"], "no such model folder"),
