@@ -367,7 +367,7 @@ def save_model(model, folder, base):
     in adapter/ the adapter itself, for PEFT to load on `base`."""
     state, layers = model.state_dict(), {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
     adapter = {f"base_model.model.{name}.weight": state.pop(name) for name in list(state) if ".lora_" in name}
-    state = {name: p.float().cpu() for name, p in state.items()} if layers else state
+    state = {name: p.detach().float().cpu() for name, p in model.named_parameters() if name in state} if layers else state  # (tied ones once)
     for name, layer in layers.items():
         state[f"{name}.weight"] = state[f"{name}.weight"] + (layer.scale * layer.lora_B @ layer.lora_A).detach().cpu()  # (never in place)
     model.save_pretrained(folder, state_dict=state)
@@ -601,7 +601,7 @@ def group_advantages(rewards, group_size, eps=1e-6):
     equal = (groups == groups[:, :1]).all(1, keepdim=True)  # (else rounding residue is divided by almost nothing)
     return torch.where(equal, 0.0, advantages).view(-1)
 # ------------------------------------- 6. Log-probs and loss (GRPO on the senior's tokens) -------------------------------------
-LOGITS = 2**27  # as many exist at a time, half a gigabyte in fp32
+LOGITS = 2**27  # as many may exist at a time, half a gigabyte in fp32; a slice of 1,024 at Qwen's 151,936 words is a little more
 def completion_hidden(model, prompts, ids, lengths):
     """(hidden states [M, D] that predict the M completion tokens, their row [M], their column [M]); arguments as in completion_logprobs."""
     ids, lengths = ids.to(model.device), lengths.to(model.device)
@@ -614,15 +614,15 @@ def completion_hidden(model, prompts, ids, lengths):
     hidden = model.get_decoder()(input_ids=whole, use_cache=False).last_hidden_state  # [N, L, D]; causal: padding on the right is never seen
     return hidden[row, starts[row] + col - 1], row, col  # the shift by one: a token is predicted from the position before it
 
-def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size=None, entropy=False, slice_tokens=0, states=None):
+def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size=None, entropy=False, slice_tokens=1024, states=None):
     """Log-probs of completion ids [N, T] at the sampling temperature, 0 on padding, differentiable: [N, T].
     prompts: N lists of ids, or P for N / P rows each; lengths [N]; vocab_size as in rollout. The output head runs on completion positions only,
-    in slices (of LOGITS numbers, or `slice_tokens`), recomputed in backward if there are several: a large batch's logits never exist at once.
+    in slices, which are recomputed in backward if all would hold more than LOGITS numbers: a large batch's logits never exist at once.
     With `entropy`, also the distributions' entropies in nats, without gradient: ([N, T], [N, T]). `states`: completion_hidden's result, if known."""
     hidden, row, col = states or completion_hidden(model, prompts, ids, lengths)
-    head, targets, size = model.get_output_embeddings(), ids.to(model.device)[row, col], slice_tokens or max(1, LOGITS // model.config.vocab_size)
-    run = functools.partial(checkpoint, use_reentrant=False) if len(row) > size else lambda function, *arguments: function(*arguments)
-    parts = [run(slice_logprobs, head, hidden[i:i + size], targets[i:i + size], temperature, vocab_size, entropy) for i in range(0, len(row), size)]
+    head, targets = model.get_output_embeddings(), ids.to(model.device)[row, col]
+    run = functools.partial(checkpoint, use_reentrant=False) if len(row) * model.config.vocab_size > LOGITS else lambda f, *rest: f(*rest)
+    parts = [run(slice_logprobs, head, h, t, temperature, vocab_size, entropy) for h, t in zip(hidden.split(slice_tokens), targets.split(slice_tokens))]
     out = [torch.zeros(ids.shape, device=model.device).index_put((row, col), torch.cat(part)) for part in zip(*parts)]
     return tuple(out) if entropy else out[0]
 
@@ -847,7 +847,7 @@ def memory_estimate(config, senior, actor, junior, prompt):
     tokens = min(config.micro_tokens, config.prompts_per_update * config.group_size * width)
     q, kv, inner = c.num_attention_heads * head_size(c), kv_size(c), getattr(c, "intermediate_size", None) or 4 * c.hidden_size
     layer, inputs = b * tokens * (8 * c.hidden_size + 5 * q + 6 * kv + 4 * inner), senior.dtype.itemsize * tokens * c.hidden_size * deep
-    kept = inputs + max(layer, 13 * min(LOGITS, tokens * c.vocab_size)) if config.gradient_checkpointing else layer * deep
+    kept = inputs + max(layer, 13 * c.vocab_size * min(tokens, max(1024, LOGITS // c.vocab_size))) if config.gradient_checkpointing else layer * deep
     rollout = fixed + 8 * trained + rows * (width * sum(map(cache_bytes, models)) + 16 * c.vocab_size)
     return rollout / 1e9, (fixed + (12 if actor is senior else 14) * trained + kept) / 1e9
 

@@ -214,6 +214,8 @@ def test_a_small_adapter_on_a_bf16_base_is_not_rounded_away_when_it_is_saved(tmp
     tandem.save_model(model, tmp_path / "out", str(tmp_path / "base"))
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert merged.dtype == torch.float32
+    numbers = sum(t.numel() for t in safetensors.torch.load_file(tmp_path / "out" / "model.safetensors").values())
+    assert numbers == sum(p.numel() for p in base.parameters())  # the tied head is the embedding, and is not stored twice
     for name, layer in model.named_modules():
         if isinstance(layer, LoRA):
             want = 8 * (layer.lora_B @ layer.lora_A).double()
