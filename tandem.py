@@ -426,7 +426,6 @@ class Schedule:
     def after(self, token, author, gap, half, coin):
         """Who writes after `token`; all [R]: author and coin are True for the senior, gap counts the tokens since the last redraw, half
         says that the text ends in half a blank line. Returns the new author, gap and half. With words `_a`, `_b` and max_gap 3:
-
             token  _a   x   y   z  _b      (z is the third token since _a: the cap redraws)
             gap     0   1   2   0   0
         """
@@ -847,7 +846,8 @@ def memory_estimate(config, senior, actor, junior, prompt):
     tokens = min(config.micro_tokens, config.prompts_per_update * config.group_size * width)
     q, kv, inner = c.num_attention_heads * head_size(c), kv_size(c), getattr(c, "intermediate_size", None) or 4 * c.hidden_size
     layer, inputs = b * tokens * (8 * c.hidden_size + 5 * q + 6 * kv + 4 * inner), senior.dtype.itemsize * tokens * c.hidden_size * deep
-    kept = inputs + max(layer, 13 * c.vocab_size * min(tokens, max(1024, LOGITS // c.vocab_size))) if config.gradient_checkpointing else layer * deep
+    logits = c.vocab_size * (8 * min(tokens, 1024) + 4 * (tokens if tokens * c.vocab_size <= LOGITS else min(tokens, 1024)))
+    kept = inputs + max(layer, logits) if config.gradient_checkpointing else layer * deep
     rollout = fixed + 8 * trained + rows * (width * sum(map(cache_bytes, models)) + 16 * c.vocab_size)
     return rollout / 1e9, (fixed + (12 if actor is senior else 14) * trained + kept) / 1e9
 
