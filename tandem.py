@@ -905,7 +905,7 @@ class Tandem:
                              temperature=c.eval_temperature, top_p=c.eval_top_p, max_rows=c.max_rows or c.prompts_per_step * c.group_size,
                              max_turns=150 if name == "step" else sys.maxsize, seed=stream(c.seed, "eval", step), **self.settings)
             metrics, samples = self.graded(rolled, self.held_out, k)
-            right = torch.tensor([sample["reward"] for sample in samples]).view(-1, k)  # [problems, k]
+            right = torch.tensor([sample["reward"] for sample in samples], dtype=torch.float64).view(-1, k)  # [problems, k]
             shares = {"pass@1": right.mean().item(), f"pass@{k}": right.max(1).values.mean().item()}
             out.update({f"{name}/{key}": value for key, value in {**shares, **metrics}.items()})
             for sample in samples[:c.show * k:k] if step else []:
