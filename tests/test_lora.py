@@ -365,7 +365,7 @@ PEAK = """if True:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="a process's memory is read from /proc")
-@pytest.mark.parametrize("lora, what", [(0, "update"), (16, "update")])
+@pytest.mark.parametrize("lora, what", [(0, "update"), (16, "rollout"), (16, "update")])
 def test_the_memory_estimate_is_within_a_fifth_of_the_peak(lora, what):
     """In a process of its own, whose allocator gives freed memory back at once. A model of 14 M parameters, 176 tokens a row."""
     code = PEAK.format(tests=str(ROOT / "tests"), root=str(ROOT), lora=lora, what=what)
