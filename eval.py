@@ -86,7 +86,7 @@ class Config:
             raise UserError(f"--k must be numbers separated by commas, not {self.k!r}") from None
 
 RANGES.update(n=(1, 10**7), top_p=(1e-6, 1), max_turns=(1, 10**7), batch_problems=(1, 10**7))
-PRESETS = {"paper": {}, "toy": dict(data=str(tandem.HERE / "tests/toy/eval.jsonl"), n=4, temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=44, prompt_suffix="",
+PRESETS = {"paper": {}, "toy": dict(data=str(tandem.TOY / "eval.jsonl"), n=4, temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=44, prompt_suffix="",
                                  device="cpu")}
 
 

@@ -38,7 +38,7 @@ import torch
 from tqdm import tqdm
 
 import tandem
-from tandem import (CHOICES, HERE, HUB, RANGES, Batch, GRPOConfig, Problem, Run, Tandem, UserError, batch_of, blame, check_same_vocabulary,
+from tandem import (CHOICES, HUB, RANGES, TOY, Batch, GRPOConfig, Problem, Run, Tandem, UserError, batch_of, blame, check_same_vocabulary,
                     completion_hidden, completion_logprobs, encode_prompt, load_model, load_problems, load_rows, load_tokenizer,
                     load_trained, micro_batches, padded, parse_config, pick_device, printable, read_jsonl, real_tokens, refresh, rollout,
                     run_main, stop_ids, stream, train_loop, training)
@@ -170,7 +170,7 @@ RANGES.update(sync_share=(1e-6, 1), warmup_share=(0, 1), epochs=(1e-6, 1e6), **d
     "samples", "sync_every", "batch_size", "max_tokens", "batch_problems"), (1, 10**7)))
 CHOICES.update(tags=tuple(TAGS), kl=("sampled", "exact"), keep=("all", "best"))
 
-TOY, TEACHER_TOY = HERE / "tests/toy", dict(teacher_system="", system_prompt="")
+TEACHER_TOY = dict(teacher_system="", system_prompt="")
 REWARD_TOY = dict(**TEACHER_TOY, student=str(TOY / "student"), data=str(TOY / "rlt_train.jsonl"), max_new_tokens=40, device="cpu",
                   styles=r"steps=^\d\d([+-]\w\d=\d\d)*[+-]\w\d$ leak=because padded=^Take")
 SFT_TOY = dict(**TEACHER_TOY, batch_size=32, lr=2e-3, beta2=0.99, weight_decay=0.0, gradient_checkpointing=False, device="cpu")

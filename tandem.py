@@ -1,11 +1,10 @@
 """Tandem Reinforcement Learning (arXiv 2606.28166), and GRPO from scratch, in one file.
 
 The idea. Reinforcement learning with a verifier makes a model strong and strange: it drifts to habits that nobody else can take over from. So
-let two models write every rollout together: a trainable *senior* and a frozen *junior* take turns at random, a word or so each. The verifier
-scores what the pair wrote, and the plain GRPO loss falls on the senior's tokens only. Whatever the junior cannot continue earns less, so the
-senior keeps its strength and stays easy to take over from, close to the junior, and legible to it. With `--prob-senior 1` no junior is run,
-and this file *is* vanilla GRPO. Letters: P prompts, G completions of each, N = P * G sequences, T completion positions (right-padded),
-V vocabulary, D hidden size, R rows being decoded.
+let two models write every rollout together: a trainable *senior* and a frozen *junior* take turns at random, a word or so each. The pair is
+rewarded, and the plain GRPO loss falls on the senior's tokens only. What the junior cannot continue earns less, so the senior keeps its strength
+and stays easy to take over from, close to the junior, and legible. With `--prob-senior 1` no junior is run, and this file *is* vanilla GRPO.
+Letters: P prompts, G completions of each, N = P * G sequences, T completion positions (right-padded), V vocabulary, D hidden size, R rows decoded.
 
 Departures from the paper and its released code
     1. One GPU and plain PyTorch, not two and patched vLLM. Only the author's distribution is sampled (there both are, and one is thrown away).
@@ -34,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
-HERE = Path(__file__).resolve().parent
+TOY = Path(__file__).resolve().parent / "tests" / "toy"
 
 class UserError(Exception):
     """A mistake of the user's: shown as one line, exit status 2, no traceback."""
@@ -122,21 +121,20 @@ def check_ranges(config):
             raise UserError(f"{flag(f.name)} must be one of {', '.join(CHOICES[f.name])}, not {value!r}")
 
 RANGES = {  # every other number may be anything from 0 to ten million
-    "group_size": (2, 10**5), "lora_rank": (0, 4096), "seed": (0, 2**63), "prob_senior": (1e-6, 1), "temperature": (1e-6, 100),
-    "eval_top_p": (1e-6, 1), "beta2": (0, 1 - 1e-6), "max_grad_norm": (1e-6, 10**7), "clip_eps": (1e-6, 10**7), "lr": (0, 1), **dict.fromkeys((
+    "group_size": (2, 10**5), "lora_rank": (0, 4096), "seed": (0, 2**63), "prob_senior": (1e-6, 1), "temperature": (1e-6, 100), "lr": (0, 1),
+    "eval_top_p": (1e-6, 1), "beta2": (0, 1 - 1e-6), "max_grad_norm": (1e-6, 10**7), "clip_eps": (1e-6, 10**7), **dict.fromkeys((
         "prompts_per_step", "prompts_per_update", "max_prompt_tokens", "max_new_tokens", "micro_tokens", "steps", "save_every", "max_gap",
         "eval_problems", "eval_samples"), (1, 10**7))}
 CHOICES = {"loss_mean": ("token", "sequence"), "device": ("auto", "cuda", "mps", "cpu"), "dtype": ("auto", "bfloat16", "float32"),
            "schedule": ("word", "token", "step")}
 PRESETS = {
     "paper": {},  # 2 x A100 80 GB in the paper
-    "gsm8k": dict(model="Qwen/Qwen3-0.6B", data="gsm8k", eval_data="gsm8k-test", eval_problems=200, max_prompt_tokens=512,
-                  max_new_tokens=512, out="runs/gsm8k"),
-    "toy": dict(model=str(HERE / "tests/toy/senior"), junior=str(HERE / "tests/toy/junior"), data=str(HERE / "tests/toy/train.jsonl"),
-                eval_data=str(HERE / "tests/toy/eval.jsonl"), prompt_suffix="", prompts_per_step=9, prompts_per_update=9, group_size=16,
-                max_new_tokens=44, temperature=1.0, lr=3e-4, warmup_steps=5, beta2=0.99, weight_decay=0.0, steps=60, eval_problems=100,
-                eval_temperature=1.0, eval_top_p=1.0, eval_top_k=0, handoff_eval=True, habit="^Zorb",
-                gradient_checkpointing=False, device="cpu", show=1, out="runs/toy")}
+    "gsm8k": dict(model="Qwen/Qwen3-0.6B", data="gsm8k", eval_data="gsm8k-test", eval_problems=200, max_prompt_tokens=512, max_new_tokens=512,
+                  out="runs/gsm8k"),
+    "toy": dict(model=str(TOY / "senior"), junior=str(TOY / "junior"), data=str(TOY / "train.jsonl"), eval_data=str(TOY / "eval.jsonl"),
+                prompts_per_step=9, prompts_per_update=9, group_size=16, max_new_tokens=44, temperature=1.0, lr=3e-4, warmup_steps=5, beta2=0.99,
+                weight_decay=0.0, steps=60, eval_problems=100, eval_temperature=1.0, eval_top_p=1.0, eval_top_k=0, handoff_eval=True,
+                habit="^Zorb", prompt_suffix="", gradient_checkpointing=False, device="cpu", show=1, out="runs/toy")}
 flag = lambda name: "--" + name.replace("_", "-")
 
 def parse_config(config_class, presets, argv, description):
@@ -181,11 +179,10 @@ class Problem:
     solution: str = ""  # the worked solution, where the data has one
     numbers: tuple = ()  # Countdown: the numbers that may be used; the answer is the target
 
-HUB = {  # name -> (hub path, configuration, split)
-    "gsm8k": ("openai/gsm8k", "main", "train"), "gsm8k-test": ("openai/gsm8k", "main", "test"),
-    "math": ("DigitalLearningGmbH/MATH-lighteval", "default", "train"), "math-test": ("HuggingFaceH4/MATH-500", "default", "test"),
-    "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", "default", "train")}
-BUILT_IN = {name: str(HERE / f"tests/toy/{name}.parquet") for name in ("countdown", "countdown-test")}  # made by tests/make_toy.py
+HUB = {"gsm8k": ("openai/gsm8k", "main", "train"), "gsm8k-test": ("openai/gsm8k", "main", "test"),  # name -> (hub path, configuration, split)
+       "math": ("DigitalLearningGmbH/MATH-lighteval", "default", "train"), "math-test": ("HuggingFaceH4/MATH-500", "default", "test"),
+       "deepscaler": ("agentica-org/DeepScaleR-Preview-Dataset", "default", "train")}
+BUILT_IN = {name: str(TOY / f"{name}.parquet") for name in ("countdown", "countdown-test")}  # made by tests/make_toy.py
 FILES = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 QUESTIONS, ANSWERS = ("question", "problem", "prompt", "input"), ("answer", "final_answer", "target", "solution")  # column names, in any case
 NEEDED = f"a question column ({'/'.join(QUESTIONS)}) and an answer column ({'/'.join(ANSWERS)})"
@@ -274,8 +271,8 @@ class SymbolicGrader:
 grader = SymbolicGrader()
 
 def verify(text, answer, numbers=()):
-    """1.0 if the last box of `text` holds `answer`, as the same string or as what math-verify calls equal; else 0.0. With `numbers` (Countdown) it
-    must hold an expression that is worth `answer`, exactly, and uses each number at most as often as it is given."""
+    """1.0 if the last box of `text` holds `answer`, as the same string or as what math-verify calls equal; else 0.0. With `numbers` (Countdown): if
+    it holds an expression that is worth `answer`, exactly, and uses each number at most as often as it is given."""
     box, answer = (side.strip().removesuffix(".") for side in (extract_boxed(text) or "", answer))
     if numbers:
         box = box.partition("=")[0].replace("×", "*").replace("÷", "/")
@@ -319,8 +316,7 @@ def from_pretrained(kind, name, **settings):
 load_tokenizer = functools.partial(from_pretrained, transformers.AutoTokenizer)
 
 def load_model(name, device, dtype):
-    """A causal language model, safetensors only, in eval mode. Raises UserError for one that this file would get wrong: its cache knows full
-    attention only, and log-probs are taken by the plain output head."""
+    """A causal language model, safetensors only, in eval mode. Raises UserError for one that the cache or the plain output head would get wrong."""
     model = from_pretrained(transformers.AutoModelForCausalLM, name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True)
     config = model.config
     layers = getattr(config, "layer_types", None) or ["sliding" if getattr(config, "sliding_window", None) else "full_attention"]
@@ -354,30 +350,28 @@ def adapted(base, rank, seed):
     weights, generator = [*base.requires_grad_(False).parameters(), *base.buffers()], torch.Generator().manual_seed(seed)
     model = copy.deepcopy(base, {id(tensor): tensor for tensor in weights})
     model.base = (base,)  # (in a tuple, or it would be a part of the model)
-    for parent in list(model.get_decoder().modules()):
-        for name, layer in list(parent.named_children()):
-            if type(layer) is torch.nn.Linear:
-                setattr(parent, name, LoRA(layer, rank, generator))
+    for name, layer in list(model.get_decoder().named_modules()):
+        if type(layer) is torch.nn.Linear:
+            model.get_decoder().set_submodule(name, LoRA(layer, rank, generator))
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("--lora-rank: this model has no linear layers for an adapter")
     return model
 
 def save_model(model, folder, base):
-    """A Hugging Face folder. Of a model with an adapter it holds the merged weights, in fp32, since bf16 would round most of the adapter away; and
-    in adapter/ the adapter itself, for PEFT to load on `base`."""
-    state, layers = model.state_dict(), {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
-    adapter = {f"base_model.model.{name}.weight": state.pop(name) for name in list(state) if ".lora_" in name}
-    state = {name: p.detach().float().cpu() for name, p in model.named_parameters() if name in state} if layers else state  # (tied ones once)
+    """A Hugging Face folder; of a model with an adapter, the merged weights in fp32 (bf16 would round most of it away) and adapter/, for PEFT."""
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
+    if not layers:
+        return model.save_pretrained(folder)
+    merged = copy.deepcopy(model.base[0], {id(p): torch.nn.Parameter(p.to("cpu", torch.float32, copy=True)) for p in model.base[0].parameters()})
     for name, layer in layers.items():
-        state[f"{name}.weight"] = state[f"{name}.weight"] + (layer.scale * layer.lora_B @ layer.lora_A).detach().cpu()  # (never in place)
-    model.save_pretrained(folder, state_dict=state)
-    if layers:
-        (folder / "config.json").write_text((folder / "config.json").read_text().replace('"bfloat16"', '"float32"'))
-        (folder / "adapter").mkdir()
-        save_file(adapter, folder / "adapter" / "adapter_model.safetensors")
-        (folder / "adapter" / "adapter_config.json").write_text(json.dumps({
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": len(layer.lora_A), "lora_alpha": 32,
-            "target_modules": sorted({name.rpartition(".")[2] for name in layers}), "inference_mode": True}, indent=1))
+        merged.get_submodule(name).weight.data += (layer.scale * layer.lora_B @ layer.lora_A).detach().cpu()
+    merged.save_pretrained(folder)
+    (folder / "adapter").mkdir()
+    save_file({f"base_model.model.{name}.weight": p for name, p in model.state_dict().items() if ".lora_" in name},
+              folder / "adapter" / "adapter_model.safetensors")
+    (folder / "adapter" / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": len(layer.lora_A), "lora_alpha": 32,
+        "target_modules": sorted({name.rpartition(".")[2] for name in layers}), "inference_mode": True}, indent=1))
 
 def check_same_vocabulary(tokenizer, other, name):
     """The junior continues the senior's ids, so every id must mean the same to both. Raises UserError that names a difference."""
@@ -424,56 +418,75 @@ class Schedule:
             return cls(*map(torch.tensor, tables), sys.maxsize, prob_senior, alternate)
         return cls(word_boundaries(tokenizer, vocab_size) if name == "word" else ~never, never, never, max_gap, prob_senior, alternate)
     def after(self, token, author, gap, half, coin):
-        """Who writes after `token`; all [R]: author and coin are True for the senior, gap counts the tokens since the last redraw, half
-        says that the text ends in half a blank line. Returns the new author, gap and half. With words `_a`, `_b` and max_gap 3:
-            token  _a   x   y   z  _b      (z is the third token since _a: the cap redraws)
-            gap     0   1   2   0   0
-        """
+        """Who writes after `token`; all [R]: author and coin are True for the senior, gap counts the tokens since the last redraw, half says that the
+        text ends in half a blank line. Returns the new author, gap and half. Gaps of the tokens _a x y z _b at max_gap 3: 0 1 2 0 0."""
         redraw = self.always[token] | (half & self.opens[token]) | (gap + 1 >= self.max_gap)
         author = torch.where(redraw, ~author if self.alternate else coin, author)
         return author, torch.where(redraw, 0, gap + 1), self.closes[token] & ~redraw
 
 class Reader:
-    """A model and what it has read of each row. Token p of a row lies in slot p of its cache: no left padding, no shifted positions. What
-    right-padding writes behind a row's end, the row's own tokens overwrite before any mask shows it. The model's layers call `update`, as
-    they would of a transformers cache."""
+    """A model and what it has read of each row. Token p of a row lies in slot p of its cache: no left padding. What right-padding writes behind a
+    row's end, the row's own tokens overwrite before any mask shows it. The model's layers call `update`, as of any transformers cache."""
+    graphs = "cuda"  # the kind of device on which steps of one token a row are captured and replayed
     def __init__(self, model, vocab_size, rows, limit, pair=False):
         self.decoder, self.head, self.vocab_size, self.limit, self.pair = model.get_decoder(), model.get_output_embeddings(), vocab_size, limit, pair
         self.argument = "cache" if "cache" in inspect.signature(self.decoder.forward).parameters else "past_key_values"
-        self.keys, self.values = {}, {}  # by layer [rows, heads, slots, head size]
+        self.cache, self.slots, self.replay = {}, 0, None  # keys and values by layer: [2, rows, heads, slots, head size]
         self.seen = torch.zeros(rows * (1 + pair), dtype=torch.long, device=model.device)  # tokens read of each row
     def read(self, tokens, upto, wanted=slice(None)):
-        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V], or only those of the
-        `wanted` rows."""
+        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V], or those of `wanted` rows."""
         tokens, upto = (tokens.repeat(2, 1), upto.repeat(2)) if self.pair else (tokens, upto)
-        self.rows, count = torch.arange(len(upto), device=upto.device), upto - self.seen
-        self.positions = self.seen[:, None] + torch.arange(max(int(count.max()), 1), device=upto.device)
-        self.positions = self.positions.clamp(max=tokens.size(1) - 1)  # [R, Q]; (padding may point behind the last slot, whose token nobody reads)
-        self.span, ids = int(self.positions.max()) + 1, tokens.gather(1, self.positions)
-        mask = torch.arange(self.span, device=ids.device) <= self.positions[:, None, :, None]  # [R, 1, Q, span]: own slot and those before
-        LoRA.half = self.pair
-        hidden = self.decoder(input_ids=ids, position_ids=self.positions, attention_mask=mask, use_cache=True,
-                              **{self.argument: self}).last_hidden_state  # [R, Q, D]
-        LoRA.half = False
+        count = upto - self.seen
+        positions = (self.seen[:, None] + torch.arange(max(int(count.max()), 1), device=upto.device)).clamp(max=tokens.size(1) - 1)  # [R, Q]
+        span, ids = int(positions.max()) + 1, tokens.gather(1, positions)
+        if self.replay and ids.size(1) == 1 and span <= self.slots:
+            hidden = self.replay(ids, positions)
+        else:
+            hidden = self.forward(ids, positions, span)
+            self.replay = self.captured(ids, positions) if ids.size(1) == 1 and ids.device.type == Reader.graphs else None
         self.seen = upto.clone()
-        last = hidden[self.rows, count - 1]  # [R, D]; padding stands behind each row's last token
+        last = hidden[torch.arange(len(ids), device=ids.device), count - 1]  # [R, D]; padding stands behind each row's last token
         return self.head(last[wanted])[:, :self.vocab_size].float()
+    def forward(self, ids, positions, span):
+        """Hidden states [R, Q, D] of ids [R, Q] at `positions` [R, Q], each of which sees its own slot and those before, all within `span` slots."""
+        self.positions, self.span = positions, span
+        mask = torch.arange(span, device=ids.device) <= positions[:, None, :, None]  # [R, 1, Q, span]
+        LoRA.half = self.pair
+        hidden = self.decoder(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=True, **{self.argument: self}).last_hidden_state
+        LoRA.half = False
+        return hidden
+    def captured(self, ids, positions):
+        """`forward` of one token a row, over all slots, as a CUDA graph: a model's hundreds of kernels take longer to launch one by one than to run.
+        A graph reads and writes the very tensors it was captured with, so it is good until rows leave or the cache grows. Returns a function."""
+        held, graph = (ids.clone(), positions.clone()), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.device(ids.device), torch.cuda.graph(graph):
+                hidden = self.forward(*held, self.slots)
+        except RuntimeError as error:  # (layers that ask the GPU for a number on the way, such as some experts' routers)
+            torch.cuda.set_stream(torch.cuda.default_stream(ids.device))  # where a capture that failed does not return
+            Reader.graphs = None
+            return tqdm.write(f"decoding without CUDA graphs, which is slower: {' '.join(str(error).split())[:100]}")
+        def replay(*new):
+            [old.copy_(now) for old, now in zip(held, new)]
+            graph.replay()
+            return hidden
+        return replay
     def update(self, key, value, layer, *_, **__):
-        """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns all slots up to the last."""
-        for store, new in ((self.keys, key), (self.values, value)):
-            old = store.get(layer, new.new_zeros(len(self.seen), new.size(1), 0, new.size(3)))
-            if self.span > old.size(2):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
-                slots = min(max(self.span, 64, old.size(2) * 3 // 2), self.limit)
-                store[layer] = torch.nn.functional.pad(old, (0, 0, 0, slots - old.size(2)))
-            store[layer][self.rows[:, None], :, self.positions] = new.transpose(1, 2)
-        return self.keys[layer][:, :, :self.span], self.values[layer][:, :, :self.span]
+        """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns those of the first `span` slots."""
+        new = torch.stack([key, value])  # [2, R, heads, Q, size]
+        old = self.cache.get(layer, new[..., :0, :])
+        if self.span > old.size(3):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
+            self.slots = min(max(self.span, 64, old.size(3) * 3 // 2), self.limit)
+            self.cache[layer] = torch.nn.functional.pad(old, (0, 0, 0, self.slots - old.size(3)))
+        self.cache[layer][:, torch.arange(key.size(0), device=key.device)[:, None], :, self.positions] = new.permute(1, 3, 0, 2, 4)
+        return self.cache[layer][:, :, :, :self.span]
     get_seq_length = lambda self, *_: 0  # (older transformers ask, and do not use it: positions and masks are given)
     def select(self, rows):
         """Keeps `rows` [R'], in that order: repeats each prompt for its group, or drops finished rows."""
-        rows = torch.cat([rows, rows + len(self.seen) // 2]) if self.pair else rows
+        rows, self.replay = torch.cat([rows, rows + len(self.seen) // 2]) if self.pair else rows, None
         self.seen = self.seen[rows]
-        for store, layer in itertools.product((self.keys, self.values), list(self.keys)):  # (one by one: no second copy of the whole cache)
-            store[layer] = store[layer].index_select(0, rows)
+        for layer, cached in self.cache.items():  # (one by one: no second copy of the whole cache)
+            self.cache[layer] = cached.index_select(1, rows)
 
 def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
     """Draws an id a row, [R], from logits [R, V] and uniform [R] in [0, 1). Temperature 0 is greedy."""
@@ -498,12 +511,11 @@ class Rollout:
 @torch.no_grad()
 def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedule=None, temperature=1.0, top_k=0, top_p=1.0, stops=None,
             also_stop=None, vocab_size=None, max_rows=0, max_turns=sys.maxsize, seed=0):
-    """Writes `group_size` completions of each of P prompts (lists of ids), senior and junior in turns.
-    schedule: when the author changes; None, or prob_senior 1: the senior alone, and `junior` is not run. stops: ids that end a completion
-    (default: all of the senior's generation config, which has no other influence); also_stop(ids [R, T], lengths [R]) -> bool [R] says which
-    completions end for another reason, such as a text they have written. vocab_size: ids from there on are never sampled.
-    max_rows: so many sequences are decoded at a time at most, 0: all that fit; the result is the same. max_turns: a completion is cut where another
-    turn would begin. Temperature 0 is greedy. Returns a Rollout of N = P * group_size rows, a prompt's side by side, as long as the longest."""
+    """Writes `group_size` completions of each of P prompts (lists of ids), senior and junior in turns: a Rollout of N = P * group_size rows, a
+    prompt's side by side. schedule: when the author changes; None, or prob_senior 1: the senior alone, `junior` is not run. stops: ids that end a
+    completion (default: all of the senior's generation config, which has no other influence); also_stop(ids [R, T], lengths [R]) -> bool [R]: which
+    end for another reason, such as their text. vocab_size: ids from there on are never sampled. max_rows: sequences decoded at a time at most, 0:
+    all that fit; the result is the same. max_turns: a completion is cut where another turn would begin. Temperature 0 is greedy."""
     n, device = len(prompts) * group_size, senior.device
     solo = schedule is None or (schedule.prob_senior == 1 and not schedule.alternate)
     generator = torch.Generator().manual_seed(seed)  # its own, and on the CPU: the same numbers on every device
@@ -514,8 +526,7 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     out = Rollout(zeros, zeros[:, 0].clone(), zeros.bool(), zeros[:, 0].bool(), zeros[:, 0] + 1)
     models = (senior,) if solo else (senior, junior)
     pair = not solo and not schedule.alternate and (junior,) == getattr(senior, "base", None)
-    if schedule is not None:
-        schedule = replace(schedule, always=schedule.always.to(device), opens=schedule.opens.to(device), closes=schedule.closes.to(device))
+    schedule = schedule and replace(schedule, **{name: getattr(schedule, name).to(device) for name in ("always", "opens", "closes")})
     modes = [model.training for model in models]
     max_rows = min(max_rows or n, rows_that_fit(models, max(map(len, prompts)) + max_new_tokens))
     for start in range(0, n, max_rows):
@@ -525,31 +536,24 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
         readers = [Reader(model.eval(), vocab_size or senior.config.vocab_size, *tokens.shape, pair) for model in models[:1 if pair else 2]]
         lengths, group = torch.tensor([len(p) for p in some], device=device), row // group_size - start // group_size  # each row's prompt
         for reader in readers:  # each prompt is read once, up to its last token, and the cache repeated for the group
-            if lengths.max() > 1:
-                reader.read(tokens, lengths - 1)
+            reader.read(tokens, lengths - 1)
             reader.select(group)
         write(out, row, readers, tokens[group], lengths[group], None if solo else schedule, (temperature, top_k, top_p), stops, also_stop,
               uniform, coins, max_turns)
     [model.train(mode) for model, mode in zip(models, modes)]
-    longest = int(out.lengths.max())
-    return replace(out, ids=out.ids[:, :longest], senior_mask=out.senior_mask[:, :longest])
+    return replace(out, ids=out.ids[:, :out.lengths.max()], senior_mask=out.senior_mask[:, :out.lengths.max()])
 
 def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop, uniform, coins, max_turns):
-    """Writes the rows `row` [R] of `out`, token by token, behind their prompts: tokens [R, L], of `start` [R] ids. The state of each row moves
-    with it when finished rows leave the batch: a few at a time, since what the others have cached is copied then."""
-    open_rows, coined = torch.ones_like(row, dtype=torch.bool), schedule is not None and not schedule.alternate
-    author = coins[row, 0] if coined else open_rows.clone()
+    """Writes the rows `row` [R] of `out`, token by token, behind their prompts: tokens [R, L], of `start` [R] ids. A row's state moves with it."""
+    open_rows, in_turns = torch.ones_like(row, dtype=torch.bool), schedule is not None and schedule.alternate
+    author = open_rows.clone() if in_turns else coins[row, 0]
     upto, gap, half, turn = start.clone(), torch.zeros_like(row), torch.zeros_like(author), torch.ones_like(row)
     while len(row):
-        if schedule is None or coined:  # every model reads every token, and proposes where it is the author
-            authors = torch.stack([author & open_rows, ~author & open_rows])  # [2, R]
-            now = authors.nonzero()[:, 1]  # the rows that are written now: the senior's, then the junior's
-            wanted = authors if len(readers) == 2 else authors.view(1, -1) if coined else authors[:1]
-            logits = torch.cat([reader.read(tokens, upto, wanted=some) for reader, some in zip(readers, wanted)])
-        else:  # long turns: the model with more rows to write reads all that is new, and writes; the other rows wait
-            senior_writes = bool(2 * (author & open_rows).sum() >= open_rows.sum())
-            mine, reader = open_rows & (author == senior_writes), readers[0 if senior_writes else 1]
-            now, logits = mine.nonzero()[:, 0], reader.read(tokens, upto, wanted=mine)
+        authors = torch.stack([author & open_rows, ~author & open_rows])  # [2, R]: the rows that the senior writes now, and the junior
+        if in_turns:  # long turns: the model with more rows to write goes on, and the other's rows wait
+            authors[1 - authors.sum(1).argmax()] = False
+        now, wanted = authors.nonzero()[:, 1], authors.view(1, -1) if readers[0].pair else authors
+        logits = torch.cat([reader.read(tokens, upto, wanted=some) for reader, some in zip(readers, wanted) if not in_turns or some.any()])
         r, t = row[now], (upto - start)[now]
         token = sample(logits, uniform[r, t], *sampling)
         out.ids[r, t], out.senior_mask[r, t], out.lengths[r], out.turns[r] = token, author[now], t + 1, turn[now]
@@ -561,7 +565,7 @@ def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop
             author[now], gap[now], half[now] = schedule.after(token, before, gap[now], half[now], coins[r, t + 1])
             turn[now] += author[now] != before
         open_rows = ~out.finished[row] & (upto - start < uniform.size(1)) & (turn <= max_turns)
-        if (~open_rows).sum() > len(row) // 8:
+        if (~open_rows).sum() > len(row) // (3 if row.is_cuda else 8):  # finished rows leave a few at a time: caches are copied, graphs captured anew
             keep = open_rows.nonzero()[:, 0]
             row, author, gap, half, turn, tokens, start, upto, open_rows = (
                 x[keep] for x in (row, author, gap, half, turn, tokens, start, upto, open_rows))
@@ -614,10 +618,9 @@ def completion_hidden(model, prompts, ids, lengths):
     return hidden[row, starts[row] + col - 1], row, col  # the shift by one: a token is predicted from the position before it
 
 def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size=None, entropy=False, slice_tokens=1024, states=None):
-    """Log-probs of completion ids [N, T] at the sampling temperature, 0 on padding, differentiable: [N, T].
-    prompts: N lists of ids, or P for N / P rows each; lengths [N]; vocab_size as in rollout. The output head runs on completion positions only,
-    in slices, which are recomputed in backward if all would hold more than LOGITS numbers: a large batch's logits never exist at once.
-    With `entropy`, also the distributions' entropies in nats, without gradient: ([N, T], [N, T]). `states`: completion_hidden's result, if known."""
+    """Log-probs of completion ids [N, T] at the sampling temperature, 0 on padding, differentiable: [N, T]. prompts: N lists of ids, or P for N / P
+    rows each; lengths [N]; vocab_size as in rollout. The head runs on completion positions only, in slices, which are recomputed in backward if all
+    would hold more than LOGITS numbers. With `entropy`, also entropies in nats, without gradient. `states`: completion_hidden's result, if known."""
     hidden, row, col = states or completion_hidden(model, prompts, ids, lengths)
     head, targets = model.get_output_embeddings(), ids.to(model.device)[row, col]
     run = functools.partial(checkpoint, use_reentrant=False) if len(row) * model.config.vocab_size > LOGITS else lambda f, *rest: f(*rest)
@@ -640,10 +643,9 @@ def k3(logp, other):
     return torch.exp(log_ratio) - 1 - log_ratio
 
 def grpo_loss(logp, old_logp, advantages, mask, clip_eps, ref_logp=None, kl_coef=0.0, denominator=None):
-    """The clipped surrogate over `mask`, with an optional k3 KL, divided by `denominator` (default: the mask's sum).
-    logp, old_logp, ref_logp [N, T]; advantages [N]; mask [N, T] bool, in tandem the *senior's* tokens: in numerator and denominator alike. The
-    denominator is a number, or [N, 1]; with micro-batches it is that of the whole optimiser step. An empty mask gives 0. What is masked out
-    is selected away before any arithmetic, so a NaN there does no harm."""
+    """The clipped surrogate over `mask`, with an optional k3 KL, divided by `denominator` (default: the mask's sum; a number, or [N, 1]; with
+    micro-batches that of the whole optimiser step). logp, old_logp, ref_logp [N, T]; advantages [N]; mask [N, T] bool, in tandem the *senior's*
+    tokens, in numerator and denominator alike; an empty one gives 0. What is masked out is selected away first, so a NaN there does no harm."""
     mask, advantages = mask.bool(), advantages[:, None]  # [N, 1]
     denominator = mask.sum().clamp(min=1) if denominator is None else denominator
     logp = torch.where(mask, logp, 0.0)
@@ -657,10 +659,9 @@ def micro_batches(rows, totals, budget):
     """`rows`, longest first, in batches of at most `budget` tokens, padding included; a longer row gets a batch of its own."""
     batches = []
     for i in sorted(rows, key=lambda i: -totals[i]):
-        if batches and totals[batches[-1][0]] * (len(batches[-1]) + 1) <= budget:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
+        if not batches or totals[batches[-1][0]] * (len(batches[-1]) + 1) > budget:
+            batches.append([])
+        batches[-1].append(i)
     return batches
 
 # A scored rollout: prompts (N lists of ids), ids [N, T], lengths [N], mask [N, T] bool (where the loss falls), rewards [N]; what is logged and kept
@@ -777,8 +778,7 @@ def training(run, model, tokenizer, config, advance, evaluate):
         return print(f"{run.folder} is finished") or rows
     if config.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # (renamed within transformers 5)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=model.device.type == "cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=model.device.type == "cuda")
     step, stopping = run.step, threading.Event()
     if run.newest:
         with blame(f"{run.newest}: its trainer_state.pt is broken (without that folder, --resume takes the one before)"):
@@ -852,16 +852,16 @@ def memory_estimate(config, senior, actor, junior, prompt):
     return rollout / 1e9, (fixed + (12 if actor is senior else 14) * trained + kept) / 1e9
 
 def peak_memory_gb(device):
-    import resource  # (here, since Windows has none)
+    """The most memory that this process has held: a GPU's, or (on Linux) resident; 0 where that is not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+    status = Path("/proc/self/status")  # (getrusage's figure would take in the process that started this one)
+    return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) * 1024 / 1e9 if status.exists() else 0.0
 
 def batch_of(items, step, size, seed):
     """The `size` items of a step (from 1 on): epoch after epoch, in an order that depends on (seed, epoch) alone."""
-    first, n = (step - 1) * size, len(items)
-    orders = {e: random.Random(stream(seed, "epoch", e)).sample(items, n) for e in range(first // n, (first + size - 1) // n + 1)}
-    return [orders[i // n][i % n] for i in range(first, first + size)]
+    order = functools.cache(lambda epoch: random.Random(stream(seed, "epoch", epoch)).sample(items, len(items)))
+    return [order(i // len(items))[i % len(items)] for i in range((step - 1) * size, step * size)]
 
 class Tandem:
     """What makes GRPO tandem RL: how a batch is collected, and what is measured on held-out problems. Problems: [(Problem, prompt ids)]."""
