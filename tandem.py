@@ -443,7 +443,7 @@ class Reader:
             hidden = self.replay(ids, positions)
         else:
             hidden = self.forward(ids, positions, span)
-            self.replay = self.captured(ids, positions) if ids.size(1) == 1 and ids.device.type == Reader.graphs else None
+            self.replay = self.captured(ids, positions) if ids.size(1) == 1 and ids.device.type == Reader.graphs else self.replay
         self.seen = upto.clone()
         last = hidden[torch.arange(len(ids), device=ids.device), count - 1]  # [R, D]; padding stands behind each row's last token
         return self.head(last[wanted])[:, :self.vocab_size].float()
@@ -455,15 +455,15 @@ class Reader:
         hidden = self.decoder(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=True, **{self.argument: self}).last_hidden_state
         LoRA.half = False
         return hidden
-    def captured(self, ids, positions):
+    def captured(self, *held):
         """`forward` of one token a row, over all slots, as a CUDA graph: a model's hundreds of kernels take longer to launch one by one than to run.
-        A graph reads and writes the very tensors it was captured with, so it is good until rows leave or the cache grows. Returns a function."""
-        held, graph = (ids.clone(), positions.clone()), torch.cuda.CUDAGraph()
+        It uses the very tensors it was captured with: new inputs are copied into `held`, and it is good until rows leave or the cache grows."""
+        graph, device = torch.cuda.CUDAGraph(), self.seen.device
         try:
-            with torch.cuda.device(ids.device), torch.cuda.graph(graph):
+            with torch.cuda.device(device), torch.cuda.graph(graph):
                 hidden = self.forward(*held, self.slots)
         except RuntimeError as error:  # (layers that ask the GPU for a number on the way, such as some experts' routers)
-            torch.cuda.set_stream(torch.cuda.default_stream(ids.device))  # where a capture that failed does not return
+            torch.cuda.set_stream(torch.cuda.default_stream(device))  # where a capture that failed does not return
             Reader.graphs = None
             return tqdm.write(f"decoding without CUDA graphs, which is slower: {' '.join(str(error).split())[:100]}")
         def replay(*new):
@@ -476,7 +476,7 @@ class Reader:
         new = torch.stack([key, value])  # [2, R, heads, Q, size]
         old = self.cache.get(layer, new[..., :0, :])
         if self.span > old.size(3):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
-            self.slots = min(max(self.span, 64, old.size(3) * 3 // 2), self.limit)
+            self.slots, self.replay = min(max(self.span, 64, old.size(3) * 3 // 2), self.limit), None
             self.cache[layer] = torch.nn.functional.pad(old, (0, 0, 0, self.slots - old.size(3)))
         self.cache[layer][:, torch.arange(key.size(0), device=key.device)[:, None], :, self.positions] = new.permute(1, 3, 0, 2, 4)
         return self.cache[layer][:, :, :, :self.span]
