@@ -431,7 +431,7 @@ class Reader:
     def __init__(self, model, vocab_size, rows, limit, pair=False):
         self.decoder, self.head, self.vocab_size, self.limit, self.pair = model.get_decoder(), model.get_output_embeddings(), vocab_size, limit, pair
         self.argument = "cache" if "cache" in inspect.signature(self.decoder.forward).parameters else "past_key_values"
-        self.cache, self.slots, self.replay = {}, 0, None  # keys and values by layer: [2, rows, heads, slots, head size]
+        self.cache, self.slots, self.replay = {}, 0, None  # keys and values by layer: [2, R, slots, heads, size]
         self.seen = torch.zeros(rows * (1 + pair), dtype=torch.long, device=model.device)  # tokens read of each row
     def read(self, tokens, upto, wanted=slice(None)):
         """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V], or those of `wanted` rows."""
@@ -472,14 +472,14 @@ class Reader:
             return hidden
         return replay
     def update(self, key, value, layer, *_, **__):
-        """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns those of the first `span` slots."""
-        new = torch.stack([key, value])  # [2, R, heads, Q, size]
-        old = self.cache.get(layer, new[..., :0, :])
-        if self.span > old.size(3):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
-            self.slots, self.replay = min(max(self.span, 64, old.size(3) * 3 // 2), self.limit), None
-            self.cache[layer] = torch.nn.functional.pad(old, (0, 0, 0, self.slots - old.size(3)))
-        self.cache[layer][:, torch.arange(key.size(0), device=key.device)[:, None], :, self.positions] = new.permute(1, 3, 0, 2, 4)
-        return self.cache[layer][:, :, :, :self.span]
+        """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns those of the first `span` slots, likewise."""
+        new = torch.stack([key, value]).transpose(2, 3)  # [2, R, Q, heads, size]
+        old = self.cache.get(layer, new[:, :, :0])
+        if self.span > old.size(2):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
+            self.slots, self.replay = min(max(self.span, 64, old.size(2) * 3 // 2), self.limit), None
+            self.cache[layer] = torch.nn.functional.pad(old, (0, 0, 0, 0, 0, self.slots - old.size(2)))
+        self.cache[layer][:, torch.arange(key.size(0), device=key.device)[:, None], self.positions] = new
+        return self.cache[layer][:, :, :self.span].transpose(2, 3)
     get_seq_length = lambda self, *_: 0  # (older transformers ask, and do not use it: positions and masks are given)
     def select(self, rows):
         """Keeps `rows` [R'], in that order: repeats each prompt for its group, or drops finished rows."""

@@ -123,14 +123,15 @@ def against_trl(model, tokenizer, prompts, new_tokens, runs):
         return print("whole GRPO step / TRL's: trl is not installed (pip install trl)")
     for name, some, new_tokens in (("ragged lengths", prompts, 2 * new_tokens), ("equal lengths", [prompts[0]] * len(prompts), 20)):
         stops = [2, 0]  # (no answer of the built-in model ends within 20 tokens)
-        step = our_step(copy.deepcopy(model), tokenizer, some, 8, new_tokens, stops)
-        step()
-        ours = []
-        for _ in range(runs):
-            began = time.perf_counter()
+        ours, theirs = [], []
+        for _ in range(3):  # taking turns
+            step = our_step(copy.deepcopy(model), tokenizer, some, 8, new_tokens, stops)
             step()
-            ours.append(time.perf_counter() - began)
-        theirs = trl_seconds(copy.deepcopy(model), tokenizer, some, 8, new_tokens, stops, runs)
+            for _ in range(runs):
+                began = time.perf_counter()
+                step()
+                ours.append(time.perf_counter() - began)
+            theirs += trl_seconds(copy.deepcopy(model), tokenizer, some, 8, new_tokens, stops, runs)
         ratios = sorted(a / b for a in ours for b in theirs)
         print(f"{f'whole GRPO step / TRL {trl.__version__}, 16 prompts x 8, {name}':<74} {statistics.median(ours) / statistics.median(theirs):6.2f} x  "
               f"[{ratios[len(ratios) // 10]:.2f}, {ratios[-1 - len(ratios) // 10]:.2f}]", flush=True)
@@ -225,7 +226,12 @@ def decoding(size, device, dtype, runs, rows=128, prompt=128, new_tokens=256):
         work()
         device.type == "cuda" and torch.cuda.synchronize()
         return time.perf_counter() - began
-    sides = {"vanilla": lambda: rollout(senior, None, prompts, **common), "tandem": lambda: rollout(senior, junior, prompts, schedule=word, **common),
+
+    def plain(work):  # the loop without graph replay
+        kind, tandem.Reader.graphs = tandem.Reader.graphs, None
+        work()
+        tandem.Reader.graphs = kind
+    sides = {"vanilla": lambda: rollout(senior, None, prompts, **common), "plain": lambda: plain(sides["vanilla"]), "tandem": lambda: rollout(senior, junior, prompts, schedule=word, **common),
              "adapter": lambda: rollout(pair, junior, prompts, schedule=word, **common), "adapter alone": lambda: rollout(pair, None, prompts, **common),
              "generate": lambda: generate(senior, prompts, 8, new_tokens, [])}
     seconds = {name: [clock(work) for _ in range(runs + 1)][1:] for name, work in sides.items()}
@@ -237,7 +243,8 @@ def decoding(size, device, dtype, runs, rows=128, prompt=128, new_tokens=256):
     bandwidth = next((value for name, value in BANDWIDTH.items() if name in card), None)
     limit = f"{(weights + cache) * new_tokens / bandwidth / middle['vanilla']:.0%} of the bandwidth limit" if bandwidth else "bandwidth not known"
     print(f"{size}, {rows} rows x ({prompt} + {new_tokens}) tokens, {str(dtype)[6:]}, {card}: {rows * new_tokens / middle['vanilla']:.0f} tokens/s, {limit}; "
-          f"{middle['generate'] / middle['vanilla']:.2f} x generate's tokens/s; tandem / vanilla {middle['tandem'] / middle['vanilla']:.2f} x, with "
+          f"{middle['generate'] / middle['vanilla']:.2f} x generate's tokens/s, {middle['plain'] / middle['vanilla']:.2f} x the plain loop's"
+          f"{'' if tandem.Reader.graphs else ' (NO GRAPHS)'}; tandem / vanilla {middle['tandem'] / middle['vanilla']:.2f} x, with "
           f"an adapter {middle['adapter'] / middle['adapter alone']:.2f} x; "
           f"peak memory {tandem.peak_memory_gb(device):.1f} GB", flush=True)
 
