@@ -33,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
+torch.backends.cuda.enable_cudnn_sdp(False)  # (it plans for half a second at every new shape, and here each step has another)
 TOY = Path(__file__).resolve().parent / "tests" / "toy"
 
 class UserError(Exception):
@@ -129,8 +130,7 @@ CHOICES = {"loss_mean": ("token", "sequence"), "device": ("auto", "cuda", "mps",
            "schedule": ("word", "token", "step")}
 PRESETS = {
     "paper": {},  # 2 x A100 80 GB in the paper
-    "gsm8k": dict(model="Qwen/Qwen3-0.6B", data="gsm8k", eval_data="gsm8k-test", eval_problems=200, max_prompt_tokens=512, max_new_tokens=512,
-                  out="runs/gsm8k"),
+    "gsm8k": dict(model="Qwen/Qwen3-0.6B", data="gsm8k", eval_data="gsm8k-test", eval_problems=200, max_new_tokens=512, out="runs/gsm8k"),
     "toy": dict(model=str(TOY / "senior"), junior=str(TOY / "junior"), data=str(TOY / "train.jsonl"), eval_data=str(TOY / "eval.jsonl"),
                 prompts_per_step=9, prompts_per_update=9, group_size=16, max_new_tokens=44, temperature=1.0, lr=3e-4, warmup_steps=5, beta2=0.99,
                 weight_decay=0.0, steps=60, eval_problems=100, eval_temperature=1.0, eval_top_p=1.0, eval_top_k=0, handoff_eval=True,
@@ -240,8 +240,7 @@ def extract_boxed(text):
     return text[slice(*best)] if best[0] >= 0 else None
 
 class SymbolicGrader:
-    """math-verify in a child process, under a deadline that also holds outside the main thread and against a tower of powers, which no signal
-    interrupts: a timer kills the child, and the next answer starts a new one. Only the LaTeX parser is used; the other one calls `eval`."""
+    """math-verify (its LaTeX parser: the other one calls `eval`) in a child process that a timer kills: no signal interrupts a tower of powers."""
     CHILD = """if True:
         import contextlib, json, sys
         from math_verify import LatexExtractionConfig, parse, verify
@@ -271,8 +270,7 @@ class SymbolicGrader:
 grader = SymbolicGrader()
 
 def verify(text, answer, numbers=()):
-    """1.0 if the last box of `text` holds `answer`, as the same string or as what math-verify calls equal; else 0.0. With `numbers` (Countdown): if
-    it holds an expression that is worth `answer`, exactly, and uses each number at most as often as it is given."""
+    """1.0 if the last box of `text` holds `answer`, or, with `numbers` (Countdown), an expression of these that is worth it, exactly; else 0.0."""
     box, answer = (side.strip().removesuffix(".") for side in (extract_boxed(text) or "", answer))
     if numbers:
         box = box.partition("=")[0].replace("×", "*").replace("÷", "/")
@@ -436,16 +434,16 @@ class Reader:
     def read(self, tokens, upto, wanted=slice(None)):
         """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V], or those of `wanted` rows."""
         tokens, upto = (tokens.repeat(2, 1), upto.repeat(2)) if self.pair else (tokens, upto)
-        count = upto - self.seen
-        positions = (self.seen[:, None] + torch.arange(max(int(count.max()), 1), device=upto.device)).clamp(max=tokens.size(1) - 1)  # [R, Q]
-        span, ids = int(positions.max()) + 1, tokens.gather(1, positions)
+        most, far = torch.stack([upto - self.seen, self.seen]).amax(1).tolist()  # new tokens, and tokens read, of the row with most
+        positions = (self.seen[:, None] + torch.arange(max(most, 1), device=upto.device)).clamp(max=tokens.size(1) - 1)  # [R, Q]
+        span, ids = min(far + max(most, 1), tokens.size(1)), tokens.gather(1, positions)
         if self.replay and ids.size(1) == 1 and span <= self.slots:
             hidden = self.replay(ids, positions)
         else:
             hidden = self.forward(ids, positions, span)
             self.replay = self.captured(ids, positions) if ids.size(1) == 1 and ids.device.type == Reader.graphs else self.replay
+        last = hidden[torch.arange(len(ids), device=ids.device), upto - self.seen - 1]  # [R, D]; padding stands behind each row's last token
         self.seen = upto.clone()
-        last = hidden[torch.arange(len(ids), device=ids.device), count - 1]  # [R, D]; padding stands behind each row's last token
         return self.head(last[wanted])[:, :self.vocab_size].float()
     def forward(self, ids, positions, span):
         """Hidden states [R, Q, D] of ids [R, Q] at `positions` [R, Q], each of which sees its own slot and those before, all within `span` slots."""
@@ -458,14 +456,16 @@ class Reader:
     def captured(self, *held):
         """`forward` of one token a row, over all slots, as a CUDA graph: a model's hundreds of kernels take longer to launch one by one than to run.
         It uses the very tensors it was captured with: new inputs are copied into `held`, and it is good until rows leave or the cache grows."""
-        graph, device = torch.cuda.CUDAGraph(), self.seen.device
+        graph, pool, device = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), self.seen.device
         try:
-            with torch.cuda.device(device), torch.cuda.graph(graph):
+            with torch.cuda.device(device), torch.cuda.graph(graph, pool):
                 hidden = self.forward(*held, self.slots)
         except RuntimeError as error:  # (layers that ask the GPU for a number on the way, such as some experts' routers)
-            torch.cuda.set_stream(torch.cuda.default_stream(device))  # where a capture that failed does not return
+            torch.cuda.set_stream(torch.cuda.default_stream(device))  # a capture that failed leaves its stream and its memory pool open
+            with contextlib.suppress(Exception):
+                torch._C._cuda_endAllocateToPool(device.index, pool)
             Reader.graphs = None
-            return tqdm.write(f"decoding without CUDA graphs, which is slower: {' '.join(str(error).split())[:100]}")
+            return tqdm.write(f"decoding without CUDA graphs, which is slower: {' '.join(str(error.__context__ or error).split())[:100]}")
         def replay(*new):
             [old.copy_(now) for old, now in zip(held, new)]
             graph.replay()
@@ -476,7 +476,7 @@ class Reader:
         new = torch.stack([key, value]).transpose(2, 3)  # [2, R, Q, heads, size]
         old = self.cache.get(layer, new[:, :, :0])
         if self.span > old.size(2):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
-            self.slots, self.replay = min(max(self.span, 64, old.size(2) * 3 // 2), self.limit), None
+            self.slots, self.replay = -(-min(max(self.span, 64, old.size(2) * 3 // 2), self.limit) // 8) * 8, None  # (kernels like eights)
             self.cache[layer] = torch.nn.functional.pad(old, (0, 0, 0, 0, 0, self.slots - old.size(2)))
         self.cache[layer][:, torch.arange(key.size(0), device=key.device)[:, None], self.positions] = new
         return self.cache[layer][:, :, :self.span].transpose(2, 3)

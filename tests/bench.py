@@ -192,14 +192,16 @@ def peak(size, rank, gb, device):
     models, config = trainee(size, rank, device), tandem.Config(lora_rank=rank)
     senior, actor, junior = models
     config = replace(config, max_rows=rows_within(gb, config, models))
+    if not config.max_rows:
+        return print(f"{size}, rank {rank}: not one row fits into {gb:.0f} GB beside the weights")
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, gb * 1e9 / total), device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, gb * 1e9 / total), senior.device)
     senior.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW([p for p in senior.parameters() if p.requires_grad], lr=1e-6, fused=True)
     n, words = config.max_new_tokens, senior.config.vocab_size
     prompts = [[10 + i] * config.max_prompt_tokens for i in range(config.prompts_per_step)]
-    ids = torch.randint(10, words, (128, n))
-    batch = tandem.Batch([p for p in prompts for _ in range(8)], ids, torch.full((128,), n), torch.ones(128, n, dtype=torch.bool), torch.arange(128).float(), {}, [])
+    ids, mask = torch.randint(10, words, (128, n), device=device), torch.ones(128, n, dtype=torch.bool, device=device)
+    batch = tandem.Batch([p for p in prompts for _ in range(8)], ids, torch.full((128,), n, device=device), mask, torch.arange(128).float(), {}, [])
     word = Schedule(*(torch.arange(words) % k == 0 for k in (4, 10**9, 10**9)), 32)
     for name, work in (("update", lambda: tandem.grpo_update(senior, optimizer, batch, replace(config, prompts_per_update=16), 1e-6, words, dtype=torch.bfloat16)),
                        ("rollout of one batch of rows", lambda: rollout(actor, junior, prompts[:-(-config.max_rows // 8)], group_size=8, schedule=word, stops=[],
@@ -207,7 +209,7 @@ def peak(size, rank, gb, device):
         torch.cuda.reset_peak_memory_stats(device)
         began = time.perf_counter()
         work()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
         print(f"{size}, rank {rank}, {config.max_rows} rows at a time, {name}: peak {tandem.peak_memory_gb(device):.2f} GB, {time.perf_counter() - began:.0f} s; "
               f"estimated {tandem.memory_estimate(config, *models, config.max_prompt_tokens)[name == 'update']:.2f} GB", flush=True)
 
@@ -221,10 +223,10 @@ def decoding(size, device, dtype, runs, rows=128, prompt=128, new_tokens=256):
     common = dict(group_size=8, max_new_tokens=new_tokens, stops=[])
 
     def clock(work):
-        device.type == "cuda" and torch.cuda.synchronize()
+        device.type == "cuda" and torch.cuda.synchronize(device)
         began = time.perf_counter()
         work()
-        device.type == "cuda" and torch.cuda.synchronize()
+        device.type == "cuda" and torch.cuda.synchronize(device)
         return time.perf_counter() - began
 
     def plain(work):  # the loop without graph replay

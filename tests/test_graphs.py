@@ -52,9 +52,9 @@ class Recording(TorchDispatchMode):
     """torch.cuda.graph(graph)."""
     waiting = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)  # kernels that make the host wait for the GPU
 
-    def __init__(self, graph):
+    def __init__(self, graph, pool=None):
         super().__init__()
-        self.graph, self.before = graph, {}  # before: each lent tensor's memory as it was
+        self.graph, self.pool, self.before = graph, pool, {}  # before: each lent tensor's memory as it was
 
     def lend(self, x):
         if not isinstance(x, torch.Tensor) or id(x) in self.graph.own:
@@ -72,8 +72,10 @@ class Recording(TorchDispatchMode):
         self.graph.kernels.append((func, *lent, made))
         return out
 
-    def __exit__(self, *error):
-        super().__exit__(*error)
+    def __exit__(self, kind, error, trace):
+        super().__exit__(kind, error, trace)
+        if error is not None:
+            raise RuntimeError("operation failed due to a previous error during capture")  # (what torch says first; the cause is the context)
         for tensor, before in self.before.values():  # nothing was computed:
             tensor.copy_(before)
         for tensor in self.graph.own.values():
@@ -90,10 +92,12 @@ def graphs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", Recording)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "default_stream", lambda _: "default")
-    streams = []
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    streams, closed = [], []
     monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *pool: closed.append(pool), raising=False)
     Graph.made = []
-    yield SimpleNamespace(made=Graph.made, streams=streams)
+    yield SimpleNamespace(made=Graph.made, streams=streams, closed=closed)
     Graph.made = []
 
 
@@ -129,7 +133,7 @@ def test_replay_writes_what_the_plain_loop_writes(case, graphs, monkeypatch):
     assert replays > 0 and calls[1] + replays - len(graphs.made) == calls[0]  # each step is either run or replayed; a capture is a run that counts for nothing
     if case in ("solo", "word", "token", "vocabulary"):
         assert replays > 0.75 * calls[0], (replays, calls)
-    assert Reader.graphs == "cpu" and not graphs.streams
+    assert Reader.graphs == "cpu" and not graphs.streams and not graphs.closed
 
 
 def test_replay_with_one_set_of_weights(graphs, monkeypatch):
@@ -201,7 +205,7 @@ def test_a_model_that_cannot_be_captured_is_run_step_by_step(graphs, monkeypatch
     layer.forward = lambda x: forward(x) * (1.0 if bool((x == x).all()) else 0.0)
     plain, replayed, calls = both(monkeypatch, senior, junior, PROMPTS, schedule=word_schedule(range(20, 30)), stops=[1], **LONG)
     said = capsys.readouterr()
-    assert same(plain, replayed) and Reader.graphs is None and graphs.streams == ["default"]
+    assert same(plain, replayed) and Reader.graphs is None and graphs.streams == ["default"] and graphs.closed == [(None, (0, 1))]
     assert (said.out + said.err).count("without CUDA graphs") == 1 and "not permitted" in said.out + said.err
     assert calls[1] <= calls[0] + 2
 
@@ -222,15 +226,16 @@ def test_the_stand_in_is_as_strict_as_a_graph():
     x = torch.ones(3)  # another tensor: the graph's is gone
     with pytest.raises(AssertionError, match="freed"):
         graph.replay()
-    with pytest.raises(RuntimeError, match="not permitted"), Recording(Graph()):
+    with pytest.raises(RuntimeError, match="previous error") as caught, Recording(Graph()):
         bool(y.sum() > 0)
+    assert "not permitted" in str(caught.value.__context__)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("case", CASES)
 def test_cuda_graphs_write_what_the_plain_loop_writes(case, monkeypatch):
-    """fp32, token for token; and in bf16 nearly always."""
+    """In fp32, token for token."""
     schedule, settings = CASES[case]
     senior, junior = tiny_model(0).cuda(), tiny_model(1).cuda()
     plain, replayed, calls = both(monkeypatch, senior, junior, PROMPTS, schedule=schedule, stops=[1], **{**LONG, **settings})
-    assert Reader.graphs == "cuda" and same(plain, replayed) and calls[1] < 0.7 * calls[0]
+    assert Reader.graphs == "cuda" and same(plain, replayed) and calls[1] < (0.8 if case == "hand-off" else 0.2) * calls[0]
