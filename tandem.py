@@ -631,7 +631,7 @@ def completion_logprobs(model, prompts, ids, lengths, temperature, *, vocab_size
 def slice_logprobs(head, hidden, targets, temperature, vocab_size, entropy):
     """(log-probs of the targets [M],) and, if asked for, the distributions' entropies [M]; from hidden states [M, D]."""
     logp = torch.log_softmax(head(hidden)[:, :vocab_size].float() / temperature, -1)  # [M, V]
-    return logp.gather(-1, targets[:, None])[:, 0], *([torch.special.entr(logp.detach().exp()).sum(-1)] if entropy else [])
+    return logp.gather(-1, targets[:, None])[:, 0], *([-(logp.detach().exp() * logp.detach()).sum(-1)] if entropy else [])
 
 def real_tokens(ids, lengths):
     """[N, T] bool: the tokens within each row's length; never told from the ids, since a padding id may be a stop id."""
