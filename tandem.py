@@ -429,7 +429,7 @@ class Reader:
     def __init__(self, model, vocab_size, rows, limit, pair=False):
         self.decoder, self.head, self.vocab_size, self.limit, self.pair = model.get_decoder(), model.get_output_embeddings(), vocab_size, limit, pair
         self.argument = "cache" if "cache" in inspect.signature(self.decoder.forward).parameters else "past_key_values"
-        self.cache, self.slots, self.replay = {}, 0, None  # keys and values by layer: [2, R, slots, heads, size]
+        self.cache, self.slots, self.replay = {}, 0, None  # keys and values by layer: [R, slots, heads, both sizes]
         self.seen = torch.zeros(rows * (1 + pair), dtype=torch.long, device=model.device)  # tokens read of each row
     def read(self, tokens, upto, wanted=slice(None)):
         """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V], or those of `wanted` rows."""
@@ -473,20 +473,20 @@ class Reader:
         return replay
     def update(self, key, value, layer, *_, **__):
         """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns those of the first `span` slots, likewise."""
-        new = torch.stack([key, value]).transpose(2, 3)  # [2, R, Q, heads, size]
-        old = self.cache.get(layer, new[:, :, :0])
-        if self.span > old.size(2):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
-            self.slots, self.replay = -(-min(max(self.span, 64, old.size(2) * 3 // 2), self.limit) // 8) * 8, None  # (kernels like eights)
-            self.cache[layer] = torch.nn.functional.pad(old, (0, 0, 0, 0, 0, self.slots - old.size(2)))
-        self.cache[layer][:, torch.arange(key.size(0), device=key.device)[:, None], self.positions] = new
-        return self.cache[layer][:, :, :self.span].transpose(2, 3)
+        new = torch.cat([key, value], -1).transpose(1, 2)  # [R, Q, heads, both sizes]
+        old = self.cache.get(layer, new[:, :0])
+        if self.span > old.size(1):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
+            self.slots, self.replay = -(-min(max(self.span, 64, old.size(1) * 3 // 2), self.limit) // 8) * 8, None  # (kernels like eights)
+            self.cache[layer] = torch.nn.functional.pad(old, (0, 0, 0, 0, 0, self.slots - old.size(1)))
+        self.cache[layer][torch.arange(len(key), device=key.device)[:, None], self.positions] = new
+        return self.cache[layer][:, :self.span].transpose(1, 2).split([key.size(-1), value.size(-1)], -1)
     get_seq_length = lambda self, *_: 0  # (older transformers ask, and do not use it: positions and masks are given)
     def select(self, rows):
         """Keeps `rows` [R'], in that order: repeats each prompt for its group, or drops finished rows."""
         rows, self.replay = torch.cat([rows, rows + len(self.seen) // 2]) if self.pair else rows, None
         self.seen = self.seen[rows]
         for layer, cached in self.cache.items():  # (one by one: no second copy of the whole cache)
-            self.cache[layer] = cached.index_select(1, rows)
+            self.cache[layer] = cached.index_select(0, rows)
 
 def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
     """Draws an id a row, [R], from logits [R, V] and uniform [R] in [0, 1). Temperature 0 is greedy."""
@@ -778,8 +778,8 @@ def training(run, model, tokenizer, config, advance, evaluate):
         return print(f"{run.folder} is finished") or rows
     if config.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # (renamed within transformers 5)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=model.device.type == "cuda")
-    step, stopping = run.step, threading.Event()
+    step, stopping, trained = run.step, threading.Event(), [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=model.device.type == "cuda")
     if run.newest:
         with blame(f"{run.newest}: its trainer_state.pt is broken (without that folder, --resume takes the one before)"):
             state = torch.load(run.newest / "trainer_state.pt", map_location=model.device, weights_only=True)
@@ -856,7 +856,7 @@ def peak_memory_gb(device):
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     status = Path("/proc/self/status")  # (getrusage's figure would take in the process that started this one)
-    return int(re.search(r"VmHWM:\s*(\d+)", status.read_text())[1]) * 1024 / 1e9 if status.exists() else 0.0
+    return sum(map(int, re.findall(r"VmHWM:\s*(\d+)", status.read_text() if status.exists() else ""))) * 1024 / 1e9
 
 def batch_of(items, step, size, seed):
     """The `size` items of a step (from 1 on): epoch after epoch, in an order that depends on (seed, epoch) alone."""

@@ -383,3 +383,11 @@ def test_the_peak_is_that_of_the_process_itself():
     ballast = torch.ones(5 * 10**8)  # 2 GB, held here
     peak = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert ballast.nbytes == 2 * 10**9 and 0.4 < peak < 1.5
+
+
+@pytest.mark.parametrize("status", ["VmRSS:\t1 kB\n", None])
+def test_a_system_that_does_not_tell_the_peak(status, monkeypatch):
+    """Some sandboxes leave the line out; elsewhere there is no such file. The log then says 0."""
+    monkeypatch.setattr(Path, "exists", lambda self: status is not None)
+    monkeypatch.setattr(Path, "read_text", lambda self: status)
+    assert tandem.peak_memory_gb(torch.device("cpu")) == 0

@@ -3,7 +3,7 @@ import pytest
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedTokenizerFast
 
 import tandem
 from conftest import Scripted, tiny_model
@@ -88,8 +88,18 @@ def test_same_seed_same_rollout_and_another_seed_another():
     assert a.ids.shape != c.ids.shape or not torch.equal(a.ids, c.ids)
 
 
-def test_greedy_solo_equals_generate():
-    senior = tiny_model(3)
+def latent_attention(seed):
+    """A DeepSeek-V3 with random weights, whose values are smaller than its keys."""
+    torch.manual_seed(seed)
+    config = DeepseekV3Config(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+                              q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8, first_k_dense_replace=2,
+                              initializer_range=0.3, max_position_embeddings=64, eos_token_id=1, pad_token_id=1)
+    return DeepseekV3ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("model", [tiny_model, latent_attention])
+def test_greedy_solo_equals_generate(model):
+    senior = model(3)
     rolled = rollout(senior, None, PROMPTS, max_new_tokens=20, temperature=0)
     for i, prompt in enumerate(PROMPTS):
         want = senior.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
