@@ -392,7 +392,7 @@ def token_texts(tokenizer, vocab_size):
 
 def word_boundaries(tokenizer, vocab_size):
     """True for ids after which the author is redrawn: tokens whose bytes begin with a space (word schedule), bool [V]. So the hand-over falls
-    after a word's first piece; newlines, digits and punctuation do not hand over. Raises UserError if no id does."""
+    after a word's first piece; without a space before them newlines, digits and signs do not. Raises UserError if no id does."""
     boundary = torch.tensor([text.startswith(" ") for text in token_texts(tokenizer, vocab_size)])
     if not boundary.any():
         raise UserError("no token of this tokenizer begins with a space, so the word schedule never hands over: use --schedule token")
