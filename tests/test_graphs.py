@@ -1,4 +1,4 @@
-"""Decoding by graph replay, against the plain loop. Without a GPU a stand-in records and replays as a CUDA graph does; with one, the real thing."""
+"""Decoding by graph replay, against the plain loop. A stand-in records and replays as a CUDA graph does; with a GPU the rollouts of CASES are repeated on real ones."""
 import contextlib
 import weakref
 from types import SimpleNamespace
@@ -86,7 +86,7 @@ class Recording(TorchDispatchMode):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Readers on the CPU replay, by the stand-in; with a real GPU they stay as they are."""
+    """Readers on the CPU replay, by the stand-in."""
     monkeypatch.setattr(Reader, "graphs", "cpu")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", Recording)
