@@ -157,6 +157,8 @@ def head_memory():
         print(tandem.peak_memory_gb(torch.device("cpu")) - start)"""
     peaks = [float(subprocess.run([sys.executable, "-c", code.format(root=str(HERE.parent), plain=plain)], capture_output=True, text=True, check=True).stdout)
              for plain in (False, True)]
+    if not peaks[1]:
+        return print("peak memory of log-probs: this system does not tell a process's peak")
     print(f"{'log-probs of 4 x 1,000 tokens at 151,936 words, peak memory / plain':<74} {peaks[0] / peaks[1]:6.2f} x  ({peaks[0]:.1f} GB against {peaks[1]:.1f} GB)", flush=True)
 
 
