@@ -955,7 +955,7 @@ def train(config):
     base = senior.base[0] if config.lora_rank and config.junior == "self" else None  # the junior is what the adapter sits on
     junior = None if unused else base or load_model(junior_name, device, dtype).requires_grad_(False)
     print(f"{run.folder}: {config.model}, {senior.num_parameters() / 1e6:.1f} M parameters, {str(dtype)[6:]} on {device}; " +
-          ("vanilla GRPO" + " with a KL" * (config.kl_coef > 0) if config.prob_senior == 1 else f"{config.schedule} schedule with {junior_name}, senior {config.prob_senior:.0%}"))
+          ("GRPO, the senior alone" if config.prob_senior == 1 else f"{config.schedule} schedule with {junior_name}, senior {config.prob_senior:.0%}"))
     need = memory_estimate(config, senior, actor, junior, max(len(ids) for _, ids in problems))
     have = torch.cuda.get_device_properties(device).total_memory / 1e9 if device.type == "cuda" else math.inf
     print(f"memory, estimated: {need[0]:.3g} GB at the peak of a rollout (less with --max-rows), {need[1]:.3g} GB at that of an update (less with "
