@@ -529,6 +529,8 @@ def main(argv=None):
         if not words or not out or any(word.startswith("-") for word in words):
             raise UserError("report: python eval.py report RUN... [--out FOLDER], where RUN is a run's folder or NAME=FOLDER[,FOLDER]")
         return report(words, out)
+    if command in ("-h", "--help"):
+        return print(f"{__doc__}\n{USAGE}")
     if command not in COMMANDS:
         raise UserError(USAGE)
     config = parse_config(Config, PRESETS, argv[1:] or ["--preset", "paper"], f"eval.py {command}: measurements of Tandem RL (arXiv 2606.28166)")

@@ -3,8 +3,8 @@
 The idea. Reinforcement learning with a verifier makes a model strong and strange: it drifts to habits that nobody else can take over from. So
 let two models write every rollout together: a trainable *senior* and a frozen *junior* take turns at random, a word or so each. The pair is
 rewarded, and the plain GRPO loss falls on the senior's tokens only. What the junior cannot continue earns less, so the senior keeps its strength
-and stays easy to take over from, close to the junior, and legible. With `--prob-senior 1` no junior is run, and this file *is* vanilla GRPO.
-Letters: P prompts, G completions of each, N = P * G sequences, T completion positions (right-padded), V vocabulary, D hidden size, R rows decoded.
+and stays easy to take over from, close to the junior, and legible. With `--prob-senior 1` the senior writes alone: this *is* vanilla GRPO.
+Shapes: P prompts, G completions of each, N = P * G; T completion positions, L with the prompt, Q new ones, M tokens; R rows decoded; V words, D wide.
 
 Departures from the paper and its released code
     1. One GPU and plain PyTorch, not two and patched vLLM. Only the author's distribution is sampled (there both are, and one is thrown away).
@@ -18,7 +18,6 @@ Run it
     python tandem.py                                    # the built-in toy world, vanilla GRPO and then tandem; minutes on a laptop's CPU
     python tandem.py --preset gsm8k                     # Qwen3-0.6B on GSM8K, one GPU
     python tandem.py --preset gsm8k --prob-senior 1 --out runs/vanilla    # vanilla GRPO, the control; with --kl-coef 0.001 the KL-Reg control
-    python tandem.py --preset gsm8k --model Qwen/Qwen3-1.7B --lora-rank 32 --lr 1e-5 --out runs/lora    # one set of weights for both models
 """
 import argparse, contextlib, copy, functools, glob, inspect, itertools, json, logging, math, operator, os, random, re, shutil, signal, subprocess
 import sys, threading, time
@@ -93,7 +92,7 @@ class Config(GRPOConfig):
     system_prompt: str = ""  # system prompt; empty: none (or the chat template's own)
     prompt_suffix: str = "\nThink step by step, and put the final answer in \\boxed{}."  # follows each question
     lora_rank: int = 0  # train an adapter of this rank (lr: about ten times as high); a junior `self` is then the same weights; 0: train all
-    prob_senior: float = 0.5  # chance that a turn is the senior's; 1: vanilla GRPO, no junior is run
+    prob_senior: float = 0.5  # chance that a turn is the senior's; 1: vanilla GRPO, the senior alone
     schedule: str = "word"  # hand over after a word's first token (word), every token (token), or a blank line (step)
     max_gap: int = 32  # word schedule: the author is redrawn after so many tokens without a word's beginning
     lambda_jun: float = 0.0  # paper 3.4: weight of the auxiliary KL on the tokens that the junior wrote
@@ -136,13 +135,14 @@ PRESETS = {
                 weight_decay=0.0, steps=60, eval_problems=100, eval_temperature=1.0, eval_top_p=1.0, eval_top_k=0, handoff_eval=True,
                 habit="^Zorb", prompt_suffix="", gradient_checkpointing=False, device="cpu", show=1, out="runs/toy")}
 flag = lambda name: "--" + name.replace("_", "-")
+readable = lambda metrics: " | ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in metrics.items())
 
 def parse_config(config_class, presets, argv, description):
     """A config dataclass from the command line: explicit flags over --preset's values over the defaults; no argument at all is `--preset toy`.
     With --resume the settings are those stored in --out, and a flag that contradicts them is refused. Raises UserError."""
     parser = argparse.ArgumentParser(description=description, argument_default=argparse.SUPPRESS, allow_abbrev=False)
     parser.error = fail
-    parser.add_argument("--preset", help=f"a named set of values: {', '.join(presets)}", choices=list(presets))
+    parser.add_argument("--preset", help="a named set of values; where a flag is given without it, `paper`", choices=list(presets))
     docs = dict(re.findall(r"^    (\w+): .*?  # (.*)$", "".join(map(inspect.getsource, config_class.__mro__[-2::-1])), re.M))
     for f in fields(config_class):
         kind = {"type": (lambda s: s.encode().decode()) if f.type is str else f.type} if f.type is not bool else {"action": argparse.BooleanOptionalAction}
@@ -158,7 +158,7 @@ def parse_config(config_class, presets, argv, description):
             content = json.loads(stored.read_text())  # all of the settings, and no others
             config = replace(config, **{f.name: content.pop(f.name) for f in fields(config)}, **content)
             config.check()
-        for name in [name for name in given.keys() - free if given[name] != getattr(config, name)]:
+        for name in [name for name in sorted(given.keys() - free) if given[name] != getattr(config, name)]:
             raise UserError(f"--resume: the run in {config.out} has {flag(name)} {getattr(config, name)!r}, not {given[name]!r}")
         config = replace(config, **{name: given[name] for name in given.keys() & free})
     config.check()
@@ -309,7 +309,7 @@ def from_pretrained(kind, name, **settings):
         raise UserError(f"{name}: no model there (no config.json with a model_type); a run keeps its models in final/ and checkpoint-N/")
     if not Path(name).exists() and (name[0] in "./~" or name.count("/") != 1):
         raise UserError(f"{name}: no such model folder, and not a hub name of the form OWNER/NAME")
-    with blame(f"{name} could not be loaded"):
+    with blame(f"{name} could not be loaded" + " from the hub (there is no such folder)" * (not Path(name).exists())):
         return kind.from_pretrained(name, trust_remote_code=False, **settings)
 load_tokenizer = functools.partial(from_pretrained, transformers.AutoTokenizer)
 
@@ -321,6 +321,7 @@ def load_model(name, device, dtype):
     if set(layers) != {"full_attention"} or any(getattr(config, scale, None) not in (None, 1.0) for scale in (
             "final_logit_softcapping", "logit_scale", "logits_scaling")):
         raise UserError(f"{name}: models with sliding-window attention or scaled logits are not supported; Qwen2.5, Qwen3, Llama, SmolLM2 are")
+    model.set_attn_implementation("grouped")
     return model.to(device).eval()
 
 def load_trained(start, device, dtype):
@@ -422,6 +423,17 @@ class Schedule:
         author = torch.where(redraw, ~author if self.alternate else coin, author)
         return author, torch.where(redraw, 0, gap + 1), self.closes[token] & ~redraw
 
+def grouped_attention(module, query, key, value, mask, scaling=None, dropout=0.0, **more):
+    """transformers' own; but under a mask (over a cache) the heads that share keys ask side by side, in place of a copy of the keys for each."""
+    group = query.size(1) // key.size(1)
+    if mask is None or group == 1:
+        return transformers.AttentionInterface()["sdpa"](module, query, key, value, mask, scaling=scaling, dropout=dropout, **more)
+    mask = mask if mask.size(2) == 1 else mask.repeat(1, 1, group, 1)  # [R, 1, group * Q, slots]
+    out = torch.nn.functional.scaled_dot_product_attention(query.unflatten(1, (-1, group)).flatten(2, 3), key, value, mask, dropout, scale=scaling)
+    return out.unflatten(2, (group, -1)).flatten(1, 2).transpose(1, 2).contiguous(), None  # [R, Q, heads, size]
+transformers.AttentionInterface.register("grouped", grouped_attention)
+transformers.AttentionMaskInterface.register("grouped", transformers.AttentionMaskInterface()["sdpa"])
+
 class Reader:
     """A model and what it has read of each row. Token p of a row lies in slot p of its cache: no left padding. What right-padding writes behind a
     row's end, the row's own tokens overwrite before any mask shows it. The model's layers call `update`, as of any transformers cache."""
@@ -480,7 +492,7 @@ class Reader:
             self.cache[layer] = torch.nn.functional.pad(old, (0, 0, 0, 0, 0, self.slots - old.size(1)))
         self.cache[layer][torch.arange(len(key), device=key.device)[:, None], self.positions] = new
         return self.cache[layer][:, :self.span].transpose(1, 2).split([key.size(-1), value.size(-1)], -1)
-    get_seq_length = lambda self, *_: 0  # (older transformers ask, and do not use it: positions and masks are given)
+    get_seq_length, is_compileable = lambda self, *_: 0, False  # (older transformers ask; positions and masks are given)
     def select(self, rows):
         """Keeps `rows` [R'], in that order: repeats each prompt for its group, or drops finished rows."""
         rows, self.replay = torch.cat([rows, rows + len(self.seen) // 2]) if self.pair else rows, None
@@ -593,10 +605,7 @@ def completion_texts(tokenizer, rolled):
     return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 def group_advantages(rewards, group_size, eps=1e-6):
-    """(reward - its group's mean) / (its group's standard deviation + eps), [N]; equal rewards give exactly 0. Raises ValueError.
-    >>> group_advantages(torch.tensor([1., 0., 0., 1., 5., 5., 5., 5.]), 4)
-    tensor([ 0.8660, -0.8660, -0.8660,  0.8660,  0.0000,  0.0000,  0.0000,  0.0000])
-    """
+    """(reward - group's mean) / (group's standard deviation + eps), [N]: 1 0 0 1 give .866 -.866 -.866 .866, equal ones 0. Raises ValueError."""
     if group_size < 2 or rewards.numel() % group_size:
         raise ValueError(f"{rewards.numel()} rewards do not make groups of {group_size} (at least 2)")
     groups = rewards.view(-1, group_size)  # [P, G]
@@ -638,7 +647,7 @@ def real_tokens(ids, lengths):
     return torch.arange(ids.size(1), device=ids.device) < lengths[:, None]
 
 def k3(logp, other):
-    """Unbiased, never negative estimate of KL(p || other) on samples of p: r - 1 - log r with r = other / p, token by token."""
+    """Unbiased, never negative estimate of KL(p || other) on samples of p: r - 1 - log r, r = other / p. (Its gradient is KL(other || p)'s.)"""
     log_ratio = (other - logp).clamp(-20, 20)  # beyond e**20 held: the exponential would overflow, and turn the gradient into NaN
     return torch.exp(log_ratio) - 1 - log_ratio
 
@@ -697,12 +706,14 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
         for rows in micro_batches(update, totals, config.micro_tokens):
             logp, entropy = logprobs(model, rows, entropy=True)
             now = (rows, slice(logp.size(1)))
-            old, ref = logp.detach() if old_logp is None else old_logp[now], None if ref_logp is None else ref_logp[now]
-            loss = grpo_loss(logp, old, advantages[rows], batch.mask[now], config.clip_eps, ref, config.kl_coef, denominator[rows].clamp(min=1))
+            on, old, ref = batch.mask[now], logp.detach() if old_logp is None else old_logp[now], None if ref_logp is None else ref_logp[now]
+            loss = grpo_loss(logp, old, advantages[rows], on, config.clip_eps, ref, config.kl_coef, denominator[rows].clamp(min=1))
             if lambda_jun:  # paper 3.4, departure 4: KL(junior || senior) over the tokens that the junior wrote
                 loss = loss + lambda_jun * torch.where(others[now], k3(ref, logp), 0.0).sum() / others[update].sum().clamp(min=1)
             loss.backward()
-            sums.update(token_sums(logp.detach(), old, ref, advantages[rows], batch.mask[now], entropy, config.clip_eps), loss=loss.item())
+            ratio, kl = torch.exp(logp.detach() - old), {} if ref is None else {"kl": k3(logp.detach(), ref)}
+            parts = {"tokens": on, "ratio": ratio, "clipped": (ratio - 1) * advantages[rows, None].sign() > config.clip_eps, "entropy": entropy, **kl}
+            sums.update({name: part[on].sum().item() for name, part in parts.items()}, loss=loss.item())
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm).item())
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
@@ -712,13 +723,6 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
     return {"reward": batch.rewards.mean().item(), "no_signal": (advantages.view(-1, config.group_size) == 0).all(1).float().mean().item(),
             "loss": sums.pop("loss") / len(norms), **{name: value / tokens for name, value in sums.items()},
             "grad_norm": sum(norms) / len(norms), "lr": lr}
-
-def token_sums(logp, old, ref, advantages, mask, entropy, clip_eps):
-    """Sums over the loss's tokens: their number, ratio, how many lost their gradient to the clip, entropy, and KL to the reference."""
-    ratio, sign = torch.exp((logp - old)[mask]), advantages[:, None].expand_as(mask)[mask].sign()
-    parts = {"tokens": mask, "ratio": ratio, "clipped": (ratio - 1) * sign > clip_eps, "entropy": entropy[mask],
-             **({} if ref is None else {"kl": k3(logp[mask], ref[mask])})}
-    return {name: part.sum().item() for name, part in parts.items()}
 # ------------------------------------- 7. Training loop -------------------------------------
 class Run:
     """A run's folder: config.json, metrics.jsonl, samples.jsonl, checkpoint-N/, final/. What is in it is whole, or is not there."""
@@ -734,7 +738,7 @@ class Run:
     def start(self):
         """Stores the config; drops what was logged after the newest checkpoint, and a shorter run's final/ (that checkpoint has its weights)."""
         files = {"config.json": json.dumps({**asdict(self.config), "resume": False}, indent=1), **{
-            path.name: "".join(json.dumps(row) + "\n" for row in read_jsonl(path) if row["step"] <= self.logged)
+            path.name: "".join(json.dumps(row) + "\n" for row in read_jsonl(path) if row.get("step", 0) <= self.logged)
             for path in (self.folder / f"{name}.jsonl" for name in ("metrics", "samples", "traces")) if path.is_file()}}
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.folder / "final", ignore_errors=True)
@@ -751,30 +755,28 @@ class Run:
             shutil.rmtree(aside, ignore_errors=True)
             save_model(model, aside, self.config.model)
             tokenizer.save_pretrained(aside)
-            if state is not None:
-                torch.save(state, aside / "trainer_state.pt")
+            state and torch.save(state, aside / "trainer_state.pt")
             shutil.rmtree(target, ignore_errors=True)
             os.replace(aside, target)
         except Exception as error:  # OSError, RuntimeError, safetensors' own: each writer reports a full disk in its own way
             shutil.rmtree(aside, ignore_errors=True)
             tqdm.write(f"warning: {target} was not saved ({' '.join(str(error).split())[:200]}); earlier checkpoints are intact")
             return False
-        for old in list(self.resumable().values())[:-2]:
-            (old / "trainer_state.pt").unlink()  # only the last two can be resumed; all keep their weights
+        [(old / "trainer_state.pt").unlink() for old in list(self.resumable().values())[:-2]]  # the last two can be resumed; all keep their weights
         return True
 
 def read_jsonl(path):
     """The rows of a log; a half-written last line (after a kill) is left out. Raises UserError for any other line that is none."""
     lines = [line for line in (path.read_text("utf-8", "replace").splitlines(True) if path.is_file() else []) if line.endswith("\n")]
-    with blame(f"{path}: a line is not JSON"):
-        return [json.loads(line) for line in lines]
+    with blame(f"{path}: a line is no JSON object"):
+        return [{**json.loads(line)} for line in lines]
 
 def training(run, model, tokenizer, config, advance, evaluate):
     """The loop of any training: advance(step, optimizer) -> (metrics, samples), evaluate(step) -> metrics. Returns the rows of metrics.jsonl, or
     None after Ctrl-C. All that is drawn depends on (seed, step), so the state of a run is its weights (`model` holds those of `run.newest`) and
     its optimiser: a resumed run is the uninterrupted one (on a CPU bit for bit). Ctrl-C ends it after a step and a checkpoint, twice: at once."""
     rows = read_jsonl(run.folder / "metrics.jsonl")
-    if (run.folder / "final").is_dir() and (not run.newest or rows and rows[-1]["step"] >= config.steps):  # done, or nothing there to go on from
+    if (run.folder / "final").is_dir() and (not run.newest or rows and rows[-1].get("step", 0) >= config.steps):  # done, or nothing to go on from
         return print(f"{run.folder} is finished") or rows
     if config.gradient_checkpointing:
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # (renamed within transformers 5)
@@ -788,7 +790,8 @@ def training(run, model, tokenizer, config, advance, evaluate):
     run.start()
     if not run.newest and config.eval_every:
         run.log("metrics.jsonl", [{"step": 0, **evaluate(0)}])
-    before = signal.signal(signal.SIGINT, lambda *_: (stopping.set(), signal.signal(signal.SIGINT, signal.default_int_handler)))
+    before = signal.signal(signal.SIGINT, lambda *_: (stopping.set(), signal.signal(signal.SIGINT, signal.default_int_handler),
+                                                      os.write(2, b"\nstopping after this step; Ctrl-C again: at once\n")))
     with tqdm(total=config.steps, initial=step, desc=run.folder.name, unit="step", disable=None) as bar:
         while step < config.steps and not stopping.is_set():
             step += 1
@@ -832,9 +835,6 @@ def refresh(actor, model, share=1.0):
     """Moves the actor's weights towards the model's, all the way or by a share of it."""
     for ours, theirs in zip(actor.parameters(), model.parameters()):
         ours.copy_(theirs if share == 1 else ours.float().lerp(theirs.float(), share))
-
-def readable(metrics):
-    return " | ".join(f"{name} {value}" if isinstance(value, int) else f"{name} {value:.3g}" for name, value in metrics.items())
 
 def memory_estimate(config, senior, actor, junior, prompt):
     """(GB at a rollout's peak, at an update's) for prompts of `prompt` tokens, by measured factors: what a layer keeps of a token, logits."""
@@ -955,7 +955,7 @@ def train(config):
     base = senior.base[0] if config.lora_rank and config.junior == "self" else None  # the junior is what the adapter sits on
     junior = None if unused else base or load_model(junior_name, device, dtype).requires_grad_(False)
     print(f"{run.folder}: {config.model}, {senior.num_parameters() / 1e6:.1f} M parameters, {str(dtype)[6:]} on {device}; " +
-          ("GRPO, the senior alone" if config.prob_senior == 1 else f"{config.schedule} schedule with {junior_name}, senior {config.prob_senior:.0%}"))
+          ("GRPO, senior alone" if config.prob_senior == 1 else f"{config.schedule} schedule with {junior_name}, senior {config.prob_senior:.0%}"))
     need = memory_estimate(config, senior, actor, junior, max(len(ids) for _, ids in problems))
     have = torch.cuda.get_device_properties(device).total_memory / 1e9 if device.type == "cuda" else math.inf
     print(f"memory, estimated: {need[0]:.3g} GB at the peak of a rollout (less with --max-rows), {need[1]:.3g} GB at that of an update (less with "

@@ -42,6 +42,7 @@ def random_model(size, seed, device="cpu", dtype=torch.float32):
                          num_key_value_heads=kv_heads, head_dim=head_dim, tie_word_embeddings=size != "mid", max_position_embeddings=40960)
     with torch.device(device):
         model = Qwen3ForCausalLM._from_config(config, dtype=dtype).eval()
+    model.set_attn_implementation("grouped")  # as load_model has it
     model.generation_config = GenerationConfig(eos_token_id=[2, 0], pad_token_id=0)
     return model
 
@@ -71,12 +72,15 @@ def compare(name, ours, theirs, runs, per=lambda result: 1):
 
 
 def generate(model, prompts, group, new_tokens, stops):
-    """transformers' generate on the same work: every prompt left-padded and repeated for its group."""
+    """transformers' generate, with its own attention, on the same work: every prompt left-padded and repeated for its group."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts for _ in range(group)])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts for _ in range(group)])
-    return model.generate(ids.to(model.device), attention_mask=mask.to(model.device), do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=new_tokens,
-                          eos_token_id=stops or None, pad_token_id=0)
+    model.set_attn_implementation("sdpa")
+    out = model.generate(ids.to(model.device), attention_mask=mask.to(model.device), do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=new_tokens,
+                         eos_token_id=stops or None, pad_token_id=0)
+    model.set_attn_implementation("grouped")
+    return out
 
 
 def our_step(model, tokenizer, prompts, group, new_tokens, stops):
@@ -101,6 +105,7 @@ def trl_seconds(model, tokenizer, prompts, group, new_tokens, stops, steps):
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
     ends = []
+    model.set_attn_implementation("sdpa")  # transformers' own
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_, **__):
@@ -296,6 +301,12 @@ def main():
                 lambda: rollout(junior, None, prompts, group_size=group, seed=next(seeds), **common), options.runs, tokens)
     compare("step hand-off / solo answers, per token, untrained senior, 128 rows",
             lambda: rollout(senior, junior, prompts, group_size=8, schedule=step, seed=next(seeds), **common), vanilla, options.runs, tokens)
+
+    problems = measures.load_benchmarks(str(tandem.TOY / "eval.jsonl"), 32)["eval.jsonl"]
+    evaluated = SimpleNamespace(senior=junior, junior=junior, tokenizer=tokenizer, schedule=lambda _: step,  # with the paper's sampling; graded, too
+                                config=measures.Config(prompt_suffix="", max_new_tokens=new_tokens))
+    compare("step hand-off / solo evaluation (eval.py), per token, 32 problems x 8", lambda: measures.answer(evaluated, "handoff-step", problems, next(seeds)),
+            lambda: measures.answer(evaluated, "solo", problems, next(seeds)), options.runs, lambda out: sum(len(s["ids"]) for p in out for s in p["samples"]))
 
     rolled = vanilla()
     pair = SimpleNamespace(senior=senior, junior=junior, tokenizer=tokenizer, config=SimpleNamespace(micro_tokens=16384))

@@ -10,18 +10,20 @@ sys.path.insert(0, str(ROOT))
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+import tandem  # noqa: E402 (which registers its attention)
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
 TOY = ROOT / "tests" / "toy"
 
 
 def tiny_model(seed, vocab_size=40, stops=(1, 2), **settings):
-    """A Qwen3 with random weights, grouped queries and two stop ids; weights large enough to make it opinionated."""
+    """A Qwen3 with random weights, two stop ids and grouped queries, read as load_model has it; weights large enough to make it opinionated."""
     torch.manual_seed(seed)
     config = Qwen3Config(**{**dict(vocab_size=vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
                                    num_key_value_heads=2, head_dim=8, max_position_embeddings=256, tie_word_embeddings=True,
                                    initializer_range=0.3), **settings})
     model = Qwen3ForCausalLM(config).eval()
+    model.set_attn_implementation("grouped")
     model.generation_config = GenerationConfig(eos_token_id=list(stops), pad_token_id=stops[0])
     return model
 
@@ -55,7 +57,6 @@ class Scripted(torch.nn.Module):
 
 @pytest.fixture(scope="session")
 def toy():
-    import tandem
     device, dtype = torch.device("cpu"), torch.float32
     return SimpleNamespace(senior=tandem.load_model(str(TOY / "senior"), device, dtype), junior=tandem.load_model(str(TOY / "junior"), device, dtype),
                            tokenizer=tandem.load_tokenizer(str(TOY / "senior")))

@@ -378,6 +378,16 @@ def other_data(runs, folder):
     assert call("solo", "--preset", "toy", "--model", runs / "t-vanilla", "--data", TOY / "train.jsonl", "--problems", 6, "--batch-problems", 4, "--out", folder) == 0
 
 
+@pytest.mark.parametrize("argv, words", [(["--help"], ("report RUN", "legibility")), (["-h"], ("report RUN",)), (["solo", "--help"], ("--top-p", "--n"))])
+def test_help_is_no_mistake(argv, words, capsys):
+    try:
+        assert not measures.main(argv)
+    except SystemExit as end:  # (argparse's)
+        assert end.code == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in words)
+
+
 @pytest.mark.parametrize("argv, message", [
     ([], "the first word says what to do"), (["measure"], "the first word"), (["solo"], "--model is needed"),
     (["solo", "--model", "{runs}/t", "--n", "1", "--k", "8"], "pass@8 needs at least 8 answers"), (["solo", "--model", "{runs}/t", "--k", "x"], "--k must be numbers"),

@@ -445,13 +445,14 @@ def test_the_demo_shows_teacher_and_student_and_does_nothing_twice(tmp_path, mon
     assert rlt.demo(str(out)) is None and capsys.readouterr().out.split("\n\n")[-2] == table  # made again, to the digit
 
 
-@pytest.mark.parametrize("line", ["5", "{}", "[]", '{"step": "a", "question": "q", "solution": "s"}'])
-def test_lines_that_are_none_of_explains(tmp_path, capsys, line):
+@pytest.mark.parametrize("line, message", [("5", "no JSON object"), ("[]", "no JSON object"), ("{}", "is none of explain's"),
+                                           ('{"step": "a", "question": "q", "solution": "s"}', "is none of explain's")])
+def test_lines_that_are_none_of_explains(tmp_path, capsys, line, message):
     argv = ["explain", *SHORT["explain"], "--problems", 2, "--out", tmp_path / "r"]
     assert call(*argv) == 0
     with open(tmp_path / "r" / "traces.jsonl", "a") as file:
         file.write(line + "\n")
-    assert call("explain", "--out", tmp_path / "r", "--resume") == 2 and "is none of explain's" in capsys.readouterr().err
+    assert call("explain", "--out", tmp_path / "r", "--resume") == 2 and message in capsys.readouterr().err
 
 
 def test_no_argument_means_the_toy_and_the_defaults_are_the_papers(monkeypatch):

@@ -1,9 +1,11 @@
 """The rollout: against a slow plain version, against transformers' generate, and the authorship rule."""
+from types import SimpleNamespace
+
 import pytest
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedTokenizerFast
 
 import tandem
 from conftest import Scripted, tiny_model
@@ -105,6 +107,31 @@ def test_greedy_solo_equals_generate(model):
         want = senior.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
                                max_new_tokens=20)[0, len(prompt):].tolist()
         assert rolled.ids[i, :rolled.lengths[i]].tolist() == want
+
+
+@pytest.mark.parametrize("heads, shared", [(4, 2), (6, 1), (3, 3)])
+@pytest.mark.parametrize("new", [1, 5])
+def test_attention_by_groups_is_the_plain_one(heads, shared, new):
+    query, key, value = (torch.randn(3, h, n, size, requires_grad=True) for h, n, size in ((heads, new, 8), (shared, 9, 8), (shared, 9, 6)))
+    seen = torch.arange(9) <= torch.tensor([[8], [4], [6]])[:, :, None, None] - torch.arange(new).flip(0)[:, None]  # [3, 1, new, 9]
+    got, _ = tandem.grouped_attention(SimpleNamespace(num_key_value_groups=heads // shared, is_causal=True, training=False), query, key, value, seen, scaling=0.3)
+    keys, values = (x.repeat_interleave(heads // shared, 1) for x in (key, value))
+    weights = torch.softmax((query @ keys.mT * 0.3).masked_fill(~seen, -torch.inf), -1)
+    want = (weights @ values).transpose(1, 2)  # [3, new, heads, 6]
+    assert got.shape == want.shape and torch.allclose(got, want, atol=1e-6)
+    for ours, plain in zip(*(torch.autograd.grad(out.square().sum(), (query, key, value)) for out in (got, want))):
+        assert torch.allclose(ours, plain, atol=1e-5)
+
+
+def test_a_loaded_model_is_any_other_to_generate_and_on_disk(toy, tmp_path):
+    prompts = [tandem.encode_prompt(toy.tokenizer, text) for text in ("Add 2 3 4", "Add 1 1 5 5 2 3", "Add 4 4")]
+    width = max(map(len, prompts))
+    ids, mask = (torch.tensor([[0] * (width - len(p)) + row for p, row in zip(prompts, rows)]) for rows in (prompts, [[1] * len(p) for p in prompts]))
+    toy.junior.save_pretrained(tmp_path)
+    assert "grouped" not in (tmp_path / "config.json").read_text()
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    ours, theirs = (model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=12) for model in (toy.junior, stock))
+    assert toy.junior.config._attn_implementation == "grouped" and torch.equal(ours, theirs)  # (left-padded: without a mask it would be another text)
 
 
 def test_vanilla_runs_no_junior():
