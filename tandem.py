@@ -458,9 +458,9 @@ class Reader:
         self.seen = upto.clone()
         return self.head(last[wanted])[:, :self.vocab_size].float()
     def forward(self, ids, positions, span):
-        """Hidden states [R, Q, D] of ids [R, Q] at `positions` [R, Q], each of which sees its own slot and those before, all within `span` slots."""
+        """Hidden states [R, Q, D] of ids [R, Q] at `positions` [R, Q]; each sees its slot and earlier ones (mask [R, 1, Q, span], added to scores)."""
         self.positions, self.span = positions, span
-        mask = torch.arange(span, device=ids.device) <= positions[:, None, :, None]  # [R, 1, Q, span]
+        mask = torch.where(torch.arange(span, device=ids.device) <= positions[:, None, :, None], 0.0, -torch.inf).to(self.decoder.dtype)
         LoRA.half = self.pair
         hidden = self.decoder(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=True, **{self.argument: self}).last_hidden_state
         LoRA.half = False

@@ -33,7 +33,7 @@ class Scripted(torch.nn.Module):
 
     def __init__(self, rule, vocab_size=40, stops=(1, 2)):
         super().__init__()
-        self.rule, self.config, self.device = rule, SimpleNamespace(vocab_size=vocab_size), torch.device("cpu")
+        self.rule, self.config, self.device, self.dtype = rule, SimpleNamespace(vocab_size=vocab_size), torch.device("cpu"), torch.float32
         self.generation_config = SimpleNamespace(eos_token_id=list(stops))
         self.calls = 0
 
@@ -50,7 +50,7 @@ class Scripted(torch.nn.Module):
         out = torch.zeros(*input_ids.shape, self.config.vocab_size)
         for r in range(input_ids.size(0)):
             for q in range(input_ids.size(1)):
-                seen = history[r, 0, :, 0][attention_mask[r, 0, q]].long().tolist()
+                seen = history[r, 0, :, 0][attention_mask[r, 0, q] == 0].long().tolist()
                 out[r, q, self.rule(seen)] = 100.0
         return SimpleNamespace(last_hidden_state=out)
 
