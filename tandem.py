@@ -458,8 +458,8 @@ class Reader:
         self.seen = upto.clone()
         return self.head(last[wanted])[:, :self.vocab_size].float()
     def forward(self, ids, positions, span):
-        """Hidden states [R, Q, D] of ids [R, Q] at `positions` [R, Q]; each sees its slot and earlier ones (mask [R, 1, Q, span], added to scores)."""
-        self.positions, self.span = positions, span
+        """Hidden states [R, Q, D] of ids [R, Q] at `positions` [R, Q]; each sees its slot and those before (mask [R, 1, Q, span], added on)."""
+        self.where, self.span = (torch.arange(len(ids), device=ids.device)[:, None], positions), span
         mask = torch.where(torch.arange(span, device=ids.device) <= positions[:, None, :, None], 0.0, -torch.inf).to(self.decoder.dtype)
         LoRA.half = self.pair
         hidden = self.decoder(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=True, **{self.argument: self}).last_hidden_state
@@ -490,7 +490,7 @@ class Reader:
         if self.span > old.size(1):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
             self.slots, self.replay = -(-min(max(self.span, 64, old.size(1) * 3 // 2), self.limit) // 8) * 8, None  # (kernels like eights)
             self.cache[layer] = torch.nn.functional.pad(old, (0, 0, 0, 0, 0, self.slots - old.size(1)))
-        self.cache[layer][torch.arange(len(key), device=key.device)[:, None], self.positions] = new
+        self.cache[layer][self.where] = new
         return self.cache[layer][:, :self.span].transpose(1, 2).split([key.size(-1), value.size(-1)], -1)
     get_seq_length, is_compileable = lambda self, *_: 0, False  # (older transformers ask; positions and masks are given)
     def select(self, rows):
