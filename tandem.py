@@ -30,7 +30,7 @@ import transformers
 from safetensors.torch import save_file
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import TopPLogitsWarper
 
 torch.backends.cuda.enable_cudnn_sdp(False)  # (it plans for half a second at every new shape, and here each step has another)
 TOY = Path(__file__).resolve().parent / "tests" / "toy"
@@ -127,8 +127,7 @@ RANGES = {  # every other number may be anything from 0 to ten million
         "eval_problems", "eval_samples"), (1, 10**7))}
 CHOICES = {"loss_mean": ("token", "sequence"), "device": ("auto", "cuda", "mps", "cpu"), "dtype": ("auto", "bfloat16", "float32"),
            "schedule": ("word", "token", "step")}
-PRESETS = {
-    "paper": {},  # 2 x A100 80 GB in the paper
+PRESETS = {"paper": {},  # 2 x A100 80 GB in the paper
     "gsm8k": dict(model="Qwen/Qwen3-0.6B", data="gsm8k", eval_data="gsm8k-test", eval_problems=200, max_new_tokens=512, out="runs/gsm8k"),
     "toy": dict(model=str(TOY / "senior"), junior=str(TOY / "junior"), data=str(TOY / "train.jsonl"), eval_data=str(TOY / "eval.jsonl"),
                 prompts_per_step=9, prompts_per_update=9, group_size=16, max_new_tokens=44, temperature=1.0, lr=3e-4, warmup_steps=5, beta2=0.99,
@@ -505,8 +504,9 @@ def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
     if temperature == 0:
         return logits.argmax(-1)
     logits = logits / temperature
-    logits = TopKLogitsWarper(top_k)(None, logits) if top_k else logits
-    logits = TopPLogitsWarper(top_p)(None, logits) if top_p < 1 else logits
+    if top_k or top_p < 1:  # top-p sorts, which takes long for a whole vocabulary: among the k best
+        best, where = logits.topk(min(top_k or logits.size(-1), logits.size(-1)))  # [R, k]
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, where, TopPLogitsWarper(top_p)(None, best))
     cdf = (probs := torch.softmax(logits, -1)).cumsum(-1)
     ids = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).clamp_(max=cdf.size(-1) - 1)  # [R, 1]: the id drawn is the first above
     return torch.where(probs.gather(-1, ids) > 0, ids, probs.argmax(-1, keepdim=True))[:, 0]  # (none of probability 0, if the product was rounded up)

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 import torch
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -314,6 +315,11 @@ def main():
     single = [{**p, "samples": [s]} for p in chains for s in p["samples"]]
     for name in ("legibility", "drift"):
         compare(f"{name}: batched / one answer at a time", lambda: measures.score(pair, name, chains), lambda: [measures.score(pair, name, [p]) for p in single], options.runs)
+
+    logits, uniform = 3 * torch.randn(16, 151936), torch.rand(16)
+    warpers = TopKLogitsWarper(20), TopPLogitsWarper(0.8)
+    compare("a draw of top-k 20, top-p .8 of 151,936 words / transformers' two warpers", lambda: tandem.sample(logits, uniform, 0.7, 20, 0.8),
+            lambda: tandem.sample(warpers[1](None, warpers[0](None, logits / 0.7)), uniform, 1.0), options.runs)
 
     fmt = rlt.Format(tokenizer, teacher_system="", system_prompt="")
     sums = [(f"{20 + i}+a{i % 5 + 1}+b2+c{i % 3 + 1}+d4=?", f"\\boxed{{{26 + i + i % 5 + 2 + i % 3}}}") for i in range(64)]

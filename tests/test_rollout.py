@@ -6,6 +6,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedTokenizerFast
+from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 import tandem
 from conftest import Scripted, tiny_model
@@ -347,3 +348,19 @@ def test_temperature_top_k_and_top_p(temperature, top_k, top_p, want):
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(n, -1)
     ids = tandem.sample(logits, (torch.arange(n) + 0.5) / n, temperature, top_k, top_p)
     assert torch.allclose(torch.bincount(ids, minlength=4) / n, torch.tensor(want, dtype=torch.float), atol=1e-3)
+
+
+@pytest.mark.parametrize("top_k, top_p", [(20, 0.8), (5, 1.0), (0, 0.8), (1, 0.5), (300, 0.3), (1000, 0.95)])
+def test_top_k_and_top_p_draw_what_transformers_leaves(top_k, top_p):
+    generator = torch.Generator().manual_seed(0)
+    logits, uniform = 3 * torch.randn(2000, 300, generator=generator), torch.rand(2000, generator=generator)
+    left = logits / 0.7
+    left = TopKLogitsWarper(top_k)(None, left) if top_k else left
+    left = TopPLogitsWarper(top_p)(None, left) if top_p < 1 else left
+    assert torch.equal(tandem.sample(logits, uniform, 0.7, top_k, top_p), tandem.sample(left, uniform, 1.0))
+
+
+def test_of_equal_logits_at_the_edge_top_k_keeps_k():
+    logits, n = torch.tensor([1.0, 2.0, 2.0, 0.0, 2.0]).expand(9000, -1), 9000
+    counts = torch.bincount(tandem.sample(logits, (torch.arange(n) + 0.5) / n, 1.0, 2), minlength=5)
+    assert counts[0] == counts[3] == 0 and sorted(counts.tolist()) == [0, 0, 0, 4500, 4500]
