@@ -183,6 +183,9 @@ class Measurement:
         stored = stored or (lines[0] if lines else settings)
         for key in (settings.keys() | stored.keys()) - {"model", "junior"}:  # (their hashes tell; folders may move)
             if stored.get(key) != settings.get(key):
+                if key.endswith("_hash") and key != "data_hash":
+                    raise UserError(f"{self.path} was made with other weights of the {key[:-5].replace('model', 'senior')} (trained further since?): "
+                                    "choose another --out, or remove it")
                 raise UserError(f"{self.path} was made with {key} {stored.get(key)!r}, not {settings.get(key)!r}: choose another --out")
         self.done = {(line["benchmark"], line["start"]): line["results"] for line in lines[1:]}
         if not self.finished:
@@ -381,17 +384,19 @@ def arm_name(config):
     return "tandem" if config["prob_senior"] < 1 else "KL-Reg" if config["kl_coef"] else "vanilla GRPO"
 
 def load_arms(words):
-    """The arms of `RUN...` or `NAME=GLOB[,GLOB]...`; runs of the same kind are seeds of one arm. Raises UserError."""
-    folders = {}
+    """The arms of `RUN...` or `NAME=GLOB[,GLOB]...`; runs that differ in nothing but the seed are one arm. Raises UserError."""
+    folders, configs = {}, {}
     for word in words:
         name, _, patterns = word.rpartition("=")
         matches = sorted(path for pattern in patterns.split(",") for path in glob.glob(pattern))
         if not matches:
             raise UserError(f"report: no folder {patterns}")
         for path in map(Path, matches):
-            config = read_json(path / "config.json", "model") if (path / "metrics.jsonl").is_file() else {}
-            label = name or (arm_name(config) if "prob_senior" in config else path.name)
+            configs[path] = read_json(path / "config.json", "model") if (path / "metrics.jsonl").is_file() else {}
+            label = name or (arm_name(configs[path]) if "prob_senior" in configs[path] else path.name)
             folders.setdefault(label, []).append(path)
+            if not name:
+                check_one_arm(label, *((folder, configs[folder]) for folder in (folders[label][0], path)), [configs[f].get("seed") for f in folders[label]])
     arms = []
     for name, paths in folders.items():
         evals = [path / "eval" if (path / "eval").is_dir() else path for path in paths]
@@ -399,17 +404,41 @@ def load_arms(words):
         for measurement in MEASUREMENTS:
             there = [folder / f"{measurement}.json" for folder in evals if (folder / f"{measurement}.json").is_file()]
             if there and len(there) < len(evals):
-                raise UserError(f"report: {measurement} is missing in {next(f for f in evals if not (f / (measurement + '.json')).is_file())}; make it with: "
-                                f"python eval.py {measurement.split('-')[0]} --model RUN")
+                lacking = next(path for path, folder in zip(paths, evals) if not (folder / f"{measurement}.json").is_file())
+                raise UserError(f"report: {measurement} is missing in {lacking}; make it with: {remedy(lacking, configs[lacking], measurement.split('-')[0])}")
             files[measurement] = [read_json(path, "settings", "summary", "benchmarks") for path in there]
+            for path, file in zip(paths, files[measurement]):
+                check_current(path, measurement, file)
         if not any(files.values()):
-            raise UserError(f"report: no measurements in {evals[0]}; make them with: python eval.py all --model {paths[0]}")
+            raise UserError(f"report: no measurements in {paths[0]}; make them with: "
+                            f"{remedy(paths[0], configs[paths[0]], 'all' if 'prob_senior' in configs[paths[0]] else 'solo')}")
         logs = [tandem.read_jsonl(folder / "metrics.jsonl") or tandem.read_jsonl(folder.parent / "metrics.jsonl") for folder in paths]
         arms.append(Arm(name, evals, {m: f for m, f in files.items() if f}, logs))
     for arm in arms:
         for measurement, files in arm.files.items():
             check_same_problems(next(a for a in arms if measurement in a.files), arm, measurement, files)
     return arms
+
+def check_one_arm(label, first, other, seeds):
+    """Two runs (folder, config) count as seeds of one arm if nothing else tells them apart. Raises UserError that names what does."""
+    names = f"name the arms: A={first[0]} B={other[0]}, or NAME={first[0]},{other[0]} for one"
+    bare = lambda config, key: Path(str(config.get(key))).name if key in ("model", "junior", "student", "data", "eval_data") else config.get(key)  # noqa: E731
+    free = {"seed", "out", "show", "device", "resume", "save_every", "max_rows", "micro_tokens", "gradient_checkpointing"}  # (no other result)
+    for key in sorted((first[1].keys() | other[1].keys()) - free):
+        if bare(first[1], key) != bare(other[1], key):
+            raise UserError(f"report: {first[0]} and {other[0]} would both be {label}, but differ in {tandem.flag(key)} ({first[1].get(key)!r}, {other[1].get(key)!r}); {names}")
+    if seeds.count(seeds[-1]) > 1:
+        raise UserError(f"report: {other[0]} would be one more seed of {label}, but tells none, or that of one before; {names}")
+
+def check_current(run, measurement, file):
+    """Raises UserError if a run has other weights now than those that were measured."""
+    final = run / "final"
+    if final.is_dir() and (run / "eval").is_dir() and file["settings"].get("model_hash") != fingerprint(final):
+        raise UserError(f"report: {run}/eval/{measurement}.json is of other weights than {final} (trained further since?); remove {run}/eval and measure again")
+
+def remedy(path, config, command):
+    """The command that makes a run's measurements."""
+    return f"python eval.py {command} --model {path}" + " --preset toy" * str(config.get("model", "")).startswith(str(tandem.TOY))
 
 def check_same_problems(first, arm, measurement, files):
     """Every arm and seed must have answered the same problems under the same settings. Raises UserError that names what differs."""
@@ -541,7 +570,10 @@ def main(argv=None):
     benchmarks = load_benchmarks(config.data, config.problems)  # refuses what cannot be read, before a model is loaded
     for name in COMMANDS[command]:
         result = measure(pair, name, Path(config.out), config, benchmarks)
-        print(f"{name}: " + tandem.readable({metric.removeprefix(name + " "): values["macro"] for metric, values in result["summary"].items()}))
+        numbers = {metric.removeprefix(name + " "): values["macro"] for metric, values in result["summary"].items()}
+        print(f"{name}: " + tandem.readable(numbers))
+        if numbers.get("cut", 0) > 1 / 3:
+            print(f"note: {numbers['cut']:.0%} of these answers were cut at --max-new-tokens {config.max_new_tokens}")
     print(f"files: {config.out}/")
 
 if __name__ == "__main__":

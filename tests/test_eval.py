@@ -1,6 +1,7 @@
 """The four measurements against slow plain versions, the bootstrap against known values, and whole commands on the built-in model."""
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -363,10 +364,59 @@ def test_arms_may_be_named_and_hold_several_seeds(runs, tmp_path, capsys):
     assert "ours: 2 seeds, control: 1 seed" in capsys.readouterr().out
 
 
+def copy_of(run, folder, **changes):
+    shutil.copytree(run, folder)
+    config = {**json.loads((folder / "config.json").read_text()), **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"seed": 1, "kl_coef": 0.1}, "differ in --kl-coef (0.0, 0.1)"), ({"seed": 1, "lora_rank": 8}, "--lora-rank"), ({"seed": 1, "model": "/else/where/junior"}, "--model"),
+    ({"seed": 1, "schedule": "step"}, "--schedule"), ({"out": "other"}, "one more seed of tandem")])
+def test_runs_are_seeds_of_one_arm_only_if_nothing_else_differs(runs, tmp_path, capsys, changes, words):
+    other = copy_of(runs / "t", tmp_path / "other", **changes)
+    assert call("report", runs / "t", other, "--out", tmp_path / "r") == 2
+    complaint = capsys.readouterr().err
+    assert complaint.count("\n") == 1 and words in complaint and f"A={runs}/t B={other}" in complaint
+    assert call("report", f"A={runs}/t", f"B={other}", "--out", tmp_path / "r") == 0 and "A: 1 seed, B: 1 seed" in capsys.readouterr().out
+
+
+def test_another_seed_device_or_place_is_one_more_seed(runs, tmp_path, capsys):
+    model = json.loads((runs / "t" / "config.json").read_text())["model"]
+    other = copy_of(runs / "t", tmp_path / "other", seed=1, out="elsewhere", device="auto", show=3, model=model.replace(str(ROOT), "/another/clone"))
+    assert call("report", runs / "t", other, "--out", tmp_path / "r") == 0 and "tandem: 2 seeds" in capsys.readouterr().out
+
+
+def test_measurements_of_other_weights_are_not_the_runs(runs, tmp_path, capsys):
+    run = copy_of(runs / "t", tmp_path / "run")
+    assert call("report", run, "--out", tmp_path / "r") == 0
+    shutil.copy(runs / "t-vanilla" / "final" / "model.safetensors", run / "final" / "model.safetensors")  # as if it had gone on
+    capsys.readouterr()
+    assert call("report", run, "--out", tmp_path / "r") == 2 and "trained further since?" in capsys.readouterr().err
+    assert call("solo", "--preset", "toy", "--model", run, "--problems", 6, "--batch-problems", 4) == 2
+    assert "other weights of the senior (trained further since?)" in capsys.readouterr().err
+
+
+def test_the_hint_of_the_report_works(runs, tmp_path, capsys):
+    run = copy_of(runs / "t", tmp_path / "run")
+    (run / "eval" / "drift.json").unlink()
+    other = copy_of(runs / "t", tmp_path / "other", seed=1)
+    assert call("report", run, other) == 2
+    hint = capsys.readouterr().err.partition("make it with: python eval.py ")[2].split()
+    assert hint == ["drift", "--model", str(run), "--preset", "toy"]
+    assert call(*hint, "--problems", 6, "--batch-problems", 4) == 0 and call("report", run, other, "--out", tmp_path / "r") == 0
+
+
+def test_many_answers_that_were_cut_are_remarked_upon(runs, tmp_path, capsys):
+    argv = ["solo", "--preset", "toy", "--model", runs / "t", "--problems", 2]
+    assert call(*argv, "--max-new-tokens", 3, "--out", tmp_path / "short") == 0 and "100% of these answers were cut at --max-new-tokens 3" in capsys.readouterr().out
+    assert call(*argv, "--out", tmp_path / "whole") == 0 and "were cut" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("content", [b"{bad", b"[]", b"{}", b"\xff\xfe"])
 @pytest.mark.parametrize("file", ["eval/solo.json", "config.json"])
 def test_broken_files_are_one_line(runs, tmp_path, capsys, file, content):
-    import shutil
     shutil.copytree(runs / "t", tmp_path / "r")
     (tmp_path / "r" / file).write_bytes(content)
     for argv in (["solo", "--preset", "toy", "--model", tmp_path / "r", "--problems", 6, "--batch-problems", 4], ["report", tmp_path / "r", "--out", tmp_path / "report"]):
