@@ -550,6 +550,8 @@ USAGE = f"the first word says what to do: {', '.join(COMMANDS)} (with --model ..
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     command = argv[0] if argv else ""
+    if command in ("-h", "--help") or command == "report" and {"-h", "--help"} & set(argv):
+        return print(f"{__doc__}\n{USAGE}")
     if command == "report":
         words, out = list(argv[1:]), "runs/report"
         if "--out" in words:
@@ -558,8 +560,6 @@ def main(argv=None):
         if not words or not out or any(word.startswith("-") for word in words):
             raise UserError("report: python eval.py report RUN... [--out FOLDER], where RUN is a run's folder or NAME=FOLDER[,FOLDER]")
         return report(words, out)
-    if command in ("-h", "--help"):
-        return print(f"{__doc__}\n{USAGE}")
     if command not in COMMANDS:
         raise UserError(USAGE)
     config = parse_config(Config, PRESETS, argv[1:] or ["--preset", "paper"], f"eval.py {command}: measurements of Tandem RL (arXiv 2606.28166)")

@@ -190,8 +190,8 @@ def load_rows(name):
     """The rows of a named set or of a local file. Raises UserError for what is not there or not readable."""
     import datasets  # (here, since it takes a second)
     name = BUILT_IN.get(name, name)
-    if name not in HUB and not (Path(name).suffix in FILES and Path(name).is_file()):
-        raise UserError(f"no data {name!r}: name {', '.join([*HUB, *BUILT_IN])}, or an existing {', '.join(FILES)} file with {NEEDED}")
+    if name not in HUB and not (Path(name).suffix in FILES and Path(name).is_file() and Path(name).stat().st_size):
+        raise UserError(f"no data {name!r}: name {', '.join([*HUB, *BUILT_IN])}, or a {', '.join(FILES)} file that exists and holds {NEEDED}")
     datasets.disable_progress_bars()
     datasets.utils.logging.set_verbosity(logging.CRITICAL)
     path, configuration, split = HUB.get(name, (FILES.get(Path(name).suffix), None, "train"))
@@ -306,7 +306,7 @@ def from_pretrained(kind, name, **settings):
     """kind.from_pretrained(name); what the user got wrong becomes a UserError. No remote code is ever run."""
     if Path(name).exists() and not ((file := Path(name) / "config.json").is_file() and '"model_type"' in file.read_text("utf-8", "replace")):
         raise UserError(f"{name}: no model there (no config.json with a model_type); a run keeps its models in final/ and checkpoint-N/")
-    if not Path(name).exists() and (name[0] in "./~" or name.count("/") != 1):
+    if not Path(name).exists() and (name[0] in "./~" or name.startswith("runs/") or name.count("/") != 1):
         raise UserError(f"{name}: no such model folder, and not a hub name of the form OWNER/NAME")
     with blame(f"{name} could not be loaded" + " from the hub (there is no such folder)" * (not Path(name).exists())):
         return kind.from_pretrained(name, trust_remote_code=False, **settings)
@@ -331,7 +331,7 @@ def load_trained(start, device, dtype):
 class LoRA(torch.nn.Linear):
     """A frozen linear layer and a trainable detour of low rank (arXiv 2106.09685): y = W x + (32 / rank) B A x. W is the base model's own tensor;
     A and B are fp32, since a bf16 weight would not move. B begins at 0: the model begins as its base."""
-    half = False  # whether the first half of a batch takes the detour alone
+    half = False  # whether only the first half of a batch takes the detour: the senior's rows, before the same rows for the junior
     def __init__(self, linear, rank, generator):
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.weight, self.bias, self.scale = linear.weight, linear.bias, 32 / rank
@@ -422,10 +422,10 @@ class Schedule:
         author = torch.where(redraw, ~author if self.alternate else coin, author)
         return author, torch.where(redraw, 0, gap + 1), self.closes[token] & ~redraw
 
-def grouped_attention(module, query, key, value, mask, scaling=None, dropout=0.0, **more):
+def grouped_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **more):
     """transformers' own; but under a mask (over a cache) the heads that share keys ask side by side, in place of a copy of the keys for each."""
-    group = query.size(1) // key.size(1)
-    if mask is None or group == 1:
+    group, mask = query.size(1) // key.size(1), None if attention_mask is None else attention_mask[..., :key.size(2)]
+    if mask is None or group == 1 or mask.size(1) > 1:
         return transformers.AttentionInterface()["sdpa"](module, query, key, value, mask, scaling=scaling, dropout=dropout, **more)
     mask = mask if mask.size(2) == 1 else mask.repeat(1, 1, group, 1)  # [R, 1, group * Q, slots]
     out = torch.nn.functional.scaled_dot_product_attention(query.unflatten(1, (-1, group)).flatten(2, 3), key, value, mask, dropout, scale=scaling)
@@ -564,7 +564,7 @@ def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop
         authors = torch.stack([author & open_rows, ~author & open_rows])  # [2, R]: the rows that the senior writes now, and the junior
         if in_turns:  # long turns: the model with more rows to write goes on, and the other's rows wait
             authors[1 - authors.sum(1).argmax()] = False
-        now, wanted = authors.nonzero()[:, 1], authors.view(1, -1) if readers[0].pair else authors
+        now, wanted = authors.nonzero()[:, 1], authors.view(1, -1) if readers[0].pair else authors  # now: the senior's rows first, as in the logits
         logits = torch.cat([reader.read(tokens, upto, wanted=some) for reader, some in zip(readers, wanted) if not in_turns or some.any()])
         r, t = row[now], (upto - start)[now]
         token = sample(logits, uniform[r, t], *sampling)
@@ -695,7 +695,7 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
             logp = logprobs(scorer, rows)
             out[rows, :logp.size(1)] = logp
         return out
-    old_logp = frozen(model) if per_update < n else None
+    old_logp = frozen(model) if per_update < n else None  # (of a single update the ratio is 1)
     ref_logp = frozen(reference) if config.kl_coef or lambda_jun else None
     sums, norms = Counter(), []
     model.train()
@@ -729,7 +729,7 @@ class Run:
     def __init__(self, config):
         self.config, self.folder = config, Path(config.out)
         if not config.resume and self.folder.exists() and (not self.folder.is_dir() or any(p.name[:5] != ".tmp-" for p in self.folder.iterdir())):
-            raise UserError(f"{self.folder} already holds a run: choose another --out, or add --resume to go on with it")
+            raise UserError(f"{self.folder} is there already: choose another --out, or add --resume to go on with the run in it")
         self.step, self.newest = ([(0, None)] + list(self.resumable().items()))[-1]
         self.logged = self.step if self.newest else -1  # of what was logged, the steps that count
     def resumable(self):  # {step: folder} of the checkpoints that hold a trainer's state, oldest first
@@ -790,9 +790,8 @@ def training(run, model, tokenizer, config, advance, evaluate):
     run.start()
     if not run.newest and config.eval_every:
         run.log("metrics.jsonl", [{"step": 0, **evaluate(0)}])
-    before = signal.signal(signal.SIGINT, lambda *_: (stopping.set(), signal.signal(signal.SIGINT, signal.default_int_handler),
-                                                      os.write(2, b"\nstopping after this step; Ctrl-C again: at once\n")))
-    with tqdm(total=config.steps, initial=step, desc=run.folder.name, unit="step", disable=None) as bar:
+    before = signal.signal(signal.SIGINT, lambda *_: (stopping.set(), signal.signal(signal.SIGINT, signal.default_int_handler)))
+    with tqdm(total=config.steps, initial=step, desc=f"{run.folder.name} (Ctrl-C: after the step)", unit="step", disable=None) as bar:
         while step < config.steps and not stopping.is_set():
             step += 1
             metrics, samples = advance(step, optimizer)
@@ -917,7 +916,7 @@ class Tandem:
         marks = {"s": ("\033[96m", "\033[0m"), "j": ("\033[93m", "\033[0m")} if terminal else {"s": ("", ""), "j": ("«", "»")}
         for author, pairs in itertools.groupby(zip(sample["author"], sample["ids"]), key=operator.itemgetter(0)):
             text += printable(self.tokenizer.decode([i for _, i in pairs], clean_up_tokenization_spaces=False)).join(marks[author])
-        return f"{printable(sample['prompt'])}\n{text}\n--- reward {sample['reward']:.0f}, answer {printable(sample['answer'])}"
+        return f"{printable(sample['prompt'])}\n{text}\n--- reward {sample['reward']:.3g}, answer {printable(sample['answer'])}"
 
 def printable(text):
     """Model text is data: control characters (a terminal's escape codes) are shown as `\\x1b`, not obeyed."""
@@ -993,7 +992,7 @@ def run_main(entry):
     try:
         sys.exit(entry())
     except (UserError, OSError, KeyboardInterrupt) as error:
-        fail(error if str(error) else "interrupted", {UserError: 2, KeyboardInterrupt: 130}.get(type(error), 1))
+        fail(error if str(error) else "interrupted; call it again (a run: --resume)", {UserError: 2, KeyboardInterrupt: 130}.get(type(error), 1))
 
 if __name__ == "__main__":
     run_main(main)

@@ -428,7 +428,7 @@ def other_data(runs, folder):
     assert call("solo", "--preset", "toy", "--model", runs / "t-vanilla", "--data", TOY / "train.jsonl", "--problems", 6, "--batch-problems", 4, "--out", folder) == 0
 
 
-@pytest.mark.parametrize("argv, words", [(["--help"], ("report RUN", "legibility")), (["-h"], ("report RUN",)), (["solo", "--help"], ("--top-p", "--n"))])
+@pytest.mark.parametrize("argv, words", [(["--help"], ("report RUN", "legibility")), (["-h"], ("report RUN",)), (["report", "--help"], ("report RUN",)), (["solo", "--help"], ("--top-p", "--n"))])
 def test_help_is_no_mistake(argv, words, capsys):
     try:
         assert not measures.main(argv)

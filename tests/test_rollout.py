@@ -115,11 +115,18 @@ def test_greedy_solo_equals_generate(model):
 def test_attention_by_groups_is_the_plain_one(heads, shared, new):
     query, key, value = (torch.randn(3, h, n, size, requires_grad=True) for h, n, size in ((heads, new, 8), (shared, 9, 8), (shared, 9, 6)))
     seen = torch.arange(9) <= torch.tensor([[8], [4], [6]])[:, :, None, None] - torch.arange(new).flip(0)[:, None]  # [3, 1, new, 9]
-    got, _ = tandem.grouped_attention(SimpleNamespace(num_key_value_groups=heads // shared, is_causal=True, training=False), query, key, value, seen, scaling=0.3)
+    module = SimpleNamespace(num_key_value_groups=heads // shared, is_causal=True, training=False)
+    got, _ = tandem.grouped_attention(module, query, key, value, seen, scaling=0.3)
     keys, values = (x.repeat_interleave(heads // shared, 1) for x in (key, value))
     weights = torch.softmax((query @ keys.mT * 0.3).masked_fill(~seen, -torch.inf), -1)
     want = (weights @ values).transpose(1, 2)  # [3, new, heads, 6]
     assert got.shape == want.shape and torch.allclose(got, want, atol=1e-6)
+    by_head, wide = seen.expand(-1, heads, -1, -1).clone(), torch.cat([seen, torch.zeros(3, 1, new, 1, dtype=torch.bool)], -1)
+    by_head[:, 0, :, 1] = False  # a mask of its own for every head, by its name; and one that is wider than the keys
+    for other, left in ((by_head, by_head), (wide, seen)):
+        got_too, _ = tandem.grouped_attention(module, query, key, value, attention_mask=other, scaling=0.3)
+        weights = torch.softmax((query @ keys.mT * 0.3).masked_fill(~left, -torch.inf), -1)
+        assert torch.allclose(got_too, (weights @ values).transpose(1, 2), atol=1e-6)
     for ours, plain in zip(*(torch.autograd.grad(out.square().sum(), (query, key, value)) for out in (got, want))):
         assert torch.allclose(ours, plain, atol=1e-5)
 
