@@ -185,7 +185,7 @@ def test_rows_without_question_or_answer_are_skipped_and_counted(tmp_path):
 
 
 @pytest.mark.parametrize("content, message", [
-    (None, "no data"), ("", "could not be read|no rows"), ("{not json", "could not be read"), ('{"text": "a"}\n', "it has text"), ('{"question": "a"}\n', "answer column"),
+    (None, "no data"), ("", "no data"), ("{not json", "could not be read"), ('{"text": "a"}\n', "it has text"), ('{"question": "a"}\n', "answer column"),
     ('{"question": "a", "answer": ""}\n', "none of its 1 rows"), ("\x00\x01\x02", "could not be read"), ("[]", "could not be read|no rows"), ('"text"\n', "could not be read|it has"), ('{"question": "\xe9", "answer": "1"}\n', "could not be read"),
 ])
 def test_files_that_will_not_do(tmp_path, content, message):
