@@ -396,7 +396,7 @@ def load_arms(words):
             label = name or (arm_name(configs[path]) if "prob_senior" in configs[path] else path.name)
             folders.setdefault(label, []).append(path)
             if not name:
-                check_one_arm(label, *((folder, configs[folder]) for folder in (folders[label][0], path)), [configs[f].get("seed") for f in folders[label]])
+                check_one_arm(label, folders[label], configs)
     arms = []
     for name, paths in folders.items():
         evals = [path / "eval" if (path / "eval").is_dir() else path for path in paths]
@@ -419,16 +419,21 @@ def load_arms(words):
             check_same_problems(next(a for a in arms if measurement in a.files), arm, measurement, files)
     return arms
 
-def check_one_arm(label, first, other, seeds):
-    """Two runs (folder, config) count as seeds of one arm if nothing else tells them apart. Raises UserError that names what does."""
-    names = f"name the arms: A={first[0]} B={other[0]}, or NAME={first[0]},{other[0]} for one"
-    bare = lambda config, key: Path(str(config.get(key))).name if key in ("model", "junior", "student", "data", "eval_data") else config.get(key)  # noqa: E731
+def check_one_arm(label, paths, configs):
+    """The last run of an arm must differ from the first in nothing but the seed, and from all in that. Raises UserError that names what differs."""
+    first, other = paths[0], paths[-1]
+    names = f"name the arms: A={first} B={other}, or NAME={first},{other} for one"
+
+    def bare(path, key):  # (of folders and files the name: clones lie elsewhere)
+        value = configs[path].get(key)
+        return Path(value).name if key in ("model", "junior", "student", "data", "eval_data") and isinstance(value, str) else value
     free = {"seed", "out", "show", "device", "resume", "save_every", "max_rows", "micro_tokens", "gradient_checkpointing"}  # (no other result)
-    for key in sorted((first[1].keys() | other[1].keys()) - free):
-        if bare(first[1], key) != bare(other[1], key):
-            raise UserError(f"report: {first[0]} and {other[0]} would both be {label}, but differ in {tandem.flag(key)} ({first[1].get(key)!r}, {other[1].get(key)!r}); {names}")
-    if seeds.count(seeds[-1]) > 1:
-        raise UserError(f"report: {other[0]} would be one more seed of {label}, but tells none, or that of one before; {names}")
+    for key in sorted((configs[first].keys() | configs[other].keys()) - free):
+        if bare(first, key) != bare(other, key):
+            raise UserError(f"report: {first} and {other} would both be {label}, but differ in {tandem.flag(key)} ({configs[first].get(key)!r}, "
+                            f"{configs[other].get(key)!r}); {names}")
+    if configs[other].get("seed") in [configs[path].get("seed") for path in paths[:-1]]:
+        raise UserError(f"report: {other} would be one more seed of {label}, but tells none, or that of one before; {names}")
 
 def check_current(run, measurement, file):
     """Raises UserError if a run has other weights now than those that were measured."""

@@ -581,8 +581,7 @@ def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop
             keep = open_rows.nonzero()[:, 0]
             row, author, gap, half, turn, tokens, start, upto, open_rows = (
                 x[keep] for x in (row, author, gap, half, turn, tokens, start, upto, open_rows))
-            for reader in readers:
-                reader.select(keep)
+            [reader.select(keep) for reader in readers]
 
 head_size = lambda config: getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 kv_size = lambda config: (getattr(config, "num_key_value_heads", None) or config.num_attention_heads) * head_size(config)
@@ -605,7 +604,9 @@ def completion_texts(tokenizer, rolled):
     return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 def group_advantages(rewards, group_size, eps=1e-6):
-    """(reward - group's mean) / (group's standard deviation + eps), [N]: 1 0 0 1 give .866 -.866 -.866 .866, equal ones 0. Raises ValueError."""
+    """(reward - its group's mean) / (its group's standard deviation + eps), [N]; equal rewards give exactly 0. Raises ValueError.
+    >>> group_advantages(torch.tensor([1., 0., 0., 1., 5., 5., 5., 5.]), 4)
+    tensor([ 0.8660, -0.8660, -0.8660,  0.8660,  0.0000,  0.0000,  0.0000,  0.0000])"""
     if group_size < 2 or rewards.numel() % group_size:
         raise ValueError(f"{rewards.numel()} rewards do not make groups of {group_size} (at least 2)")
     groups = rewards.view(-1, group_size)  # [P, G]
