@@ -418,9 +418,10 @@ class Schedule:
     def after(self, token, author, gap, half, coin):
         """Who writes after `token`; all [R]: author and coin are True for the senior, gap counts the tokens since the last redraw, half says that the
         text ends in half a blank line. Returns the new author, gap and half. Gaps of the tokens _a x y z _b at max_gap 3: 0 1 2 0 0."""
-        redraw = self.always[token] | (half & self.opens[token]) | (gap + 1 >= self.max_gap)
+        gap = gap + 1
+        redraw = self.always[token] | (half & self.opens[token]) | (gap >= self.max_gap)
         author = torch.where(redraw, ~author if self.alternate else coin, author)
-        return author, torch.where(redraw, 0, gap + 1), self.closes[token] & ~redraw
+        return author, torch.where(redraw, 0, gap), self.closes[token] & ~redraw
 
 def grouped_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **more):
     """transformers' own; but under a mask (over a cache) the heads that share keys ask side by side, in place of a copy of the keys for each."""
@@ -434,16 +435,19 @@ transformers.AttentionInterface.register("grouped", grouped_attention)
 transformers.AttentionMaskInterface.register("grouped", transformers.AttentionMaskInterface()["sdpa"])
 
 class Reader:
-    """A model and what it has read of each row. Token p of a row lies in slot p of its cache: no left padding. What right-padding writes behind a
-    row's end, the row's own tokens overwrite before any mask shows it. The model's layers call `update`, as of any transformers cache."""
+    """One or two models that read together, and what they have read of each row. Token p of a row lies in slot p of a cache: no left padding. What
+    right-padding writes behind a row's end, the row's own tokens overwrite before any mask shows it. The models' layers call `update`, as of any
+    transformers cache."""
     graphs = "cuda"  # the kind of device on which steps of one token a row are captured and replayed
-    def __init__(self, model, vocab_size, rows, limit, pair=False):
-        self.decoder, self.head, self.vocab_size, self.limit, self.pair = model.get_decoder(), model.get_output_embeddings(), vocab_size, limit, pair
-        self.argument = "cache" if "cache" in inspect.signature(self.decoder.forward).parameters else "past_key_values"
-        self.cache, self.slots, self.replay = {}, 0, None  # keys and values by layer: [R, slots, heads, both sizes]
-        self.seen = torch.zeros(rows * (1 + pair), dtype=torch.long, device=model.device)  # tokens read of each row
-    def read(self, tokens, upto, wanted=slice(None)):
-        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns the next-token logits [R, V], or those of `wanted` rows."""
+    def __init__(self, models, vocab_size, rows, limit, pair=False):
+        self.decoders, self.heads = zip(*((model.get_decoder(), model.get_output_embeddings()) for model in models))
+        self.arguments = ["cache" if "cache" in inspect.signature(d.forward).parameters else "past_key_values" for d in self.decoders]
+        self.vocab_size, self.limit, self.pair = vocab_size, limit, pair
+        self.cache, self.slots, self.replay = {}, 0, None  # keys and values by model and layer: [R, slots, heads, both sizes]
+        self.seen = torch.zeros(rows * (1 + pair), dtype=torch.long, device=models[0].device)  # tokens read of each row
+    def read(self, tokens, upto, wanted=(slice(None),) * 2):
+        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns next-token logits, one model's below the other's: of each
+        model those of its `wanted` rows."""
         tokens, upto = (tokens.repeat(2, 1), upto.repeat(2)) if self.pair else (tokens, upto)
         most, far = torch.stack([upto - self.seen, self.seen]).amax(1).tolist()  # new tokens, and tokens read, of the row with most
         positions = (self.seen[:, None] + torch.arange(max(most, 1), device=upto.device)).clamp(max=tokens.size(1) - 1)  # [R, Q]
@@ -453,15 +457,17 @@ class Reader:
         else:
             hidden = self.forward(ids, positions, span)
             self.replay = self.captured(ids, positions) if ids.size(1) == 1 and ids.device.type == Reader.graphs else self.replay
-        last = hidden[torch.arange(len(ids), device=ids.device), upto - self.seen - 1]  # [R, D]; padding stands behind each row's last token
+        last = torch.arange(len(ids), device=ids.device), upto - self.seen - 1  # padding stands behind each row's last token
         self.seen = upto.clone()
-        return self.head(last[wanted])[:, :self.vocab_size].float()
+        return torch.cat([head(states[last][rows])[:, :self.vocab_size].float() for head, states, rows in zip(self.heads, hidden, wanted)])
     def forward(self, ids, positions, span):
-        """Hidden states [R, Q, D] of ids [R, Q] at `positions` [R, Q]; each sees its slot and those before (mask [R, 1, Q, span], added on)."""
+        """Each model's hidden states [R, Q, D] of ids [R, Q] at `positions` [R, Q]; each sees its slot and those before (mask [R, 1, Q, span], added)."""
         self.where, self.span = (torch.arange(len(ids), device=ids.device)[:, None], positions), span
-        mask = torch.where(torch.arange(span, device=ids.device) <= positions[:, None, :, None], 0.0, -torch.inf).to(self.decoder.dtype)
-        LoRA.half = self.pair
-        hidden = self.decoder(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=True, **{self.argument: self}).last_hidden_state
+        mask = torch.where(torch.arange(span, device=ids.device) <= positions[:, None, :, None], 0.0, -torch.inf)
+        LoRA.half, hidden = self.pair, []
+        for self.model, (decoder, cache) in enumerate(zip(self.decoders, self.arguments)):
+            settings = dict(position_ids=positions, attention_mask=mask.to(decoder.dtype), use_cache=True)
+            hidden.append(decoder(input_ids=ids, **settings, **{cache: self}).last_hidden_state)
         LoRA.half = False
         return hidden
     def captured(self, *held):
@@ -485,19 +491,19 @@ class Reader:
     def update(self, key, value, layer, *_, **__):
         """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns those of the first `span` slots, likewise."""
         new = torch.cat([key, value], -1).transpose(1, 2)  # [R, Q, heads, both sizes]
-        old = self.cache.get(layer, new[:, :0])
+        old = self.cache.get((self.model, layer), new[:, :0])
         if self.span > old.size(1):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
             self.slots, self.replay = -(-min(max(self.span, 64, old.size(1) * 3 // 2), self.limit) // 8) * 8, None  # (kernels like eights)
-            self.cache[layer] = torch.nn.functional.pad(old, (0, 0, 0, 0, 0, self.slots - old.size(1)))
-        self.cache[layer][self.where] = new
-        return self.cache[layer][:, :self.span].transpose(1, 2).split([key.size(-1), value.size(-1)], -1)
+            self.cache[self.model, layer] = old = torch.nn.functional.pad(old, (0, 0, 0, 0, 0, self.slots - old.size(1)))
+        old[self.where] = new
+        return old[:, :self.span].transpose(1, 2).split([key.size(-1), value.size(-1)], -1)
     get_seq_length, is_compileable = lambda self, *_: 0, False  # (older transformers ask; positions and masks are given)
     def select(self, rows):
         """Keeps `rows` [R'], in that order: repeats each prompt for its group, or drops finished rows."""
         rows, self.replay = torch.cat([rows, rows + len(self.seen) // 2]) if self.pair else rows, None
         self.seen = self.seen[rows]
-        for layer, cached in self.cache.items():  # (one by one: no second copy of the whole cache)
-            self.cache[layer] = cached.index_select(0, rows)
+        for key, cached in self.cache.items():  # (one by one: no second copy of the whole cache)
+            self.cache[key] = cached.index_select(0, rows)
 
 def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
     """Draws an id a row, [R], from logits [R, V] and uniform [R] in [0, 1). Temperature 0 is greedy."""
@@ -529,7 +535,8 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     end for another reason, such as their text. vocab_size: ids from there on are never sampled. max_rows: sequences decoded at a time at most, 0:
     all that fit; the result is the same. max_turns: a completion is cut where another turn would begin. Temperature 0 is greedy."""
     n, device = len(prompts) * group_size, senior.device
-    solo = schedule is None or (schedule.prob_senior == 1 and not schedule.alternate)
+    in_turns = schedule is not None and schedule.alternate
+    solo = not in_turns and (schedule is None or schedule.prob_senior == 1)
     generator = torch.Generator().manual_seed(seed)  # its own, and on the CPU: the same numbers on every device
     uniform = torch.rand(n, max_new_tokens, generator=generator).to(device)  # a row's own numbers, whatever else is in the batch
     coins = (torch.rand(n, max_new_tokens + 1, generator=generator) < (1.0 if solo else schedule.prob_senior)).to(device)
@@ -537,15 +544,17 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     zeros = torch.zeros(n, max_new_tokens, dtype=torch.long, device=device)
     out = Rollout(zeros, zeros[:, 0].clone(), zeros.bool(), zeros[:, 0].bool(), zeros[:, 0] + 1)
     models = (senior,) if solo else (senior, junior)
-    pair = not solo and not schedule.alternate and (junior,) == getattr(senior, "base", None)
+    pair = not solo and not in_turns and (junior,) == getattr(senior, "base", None)
     schedule = schedule and replace(schedule, **{name: getattr(schedule, name).to(device) for name in ("always", "opens", "closes")})
     modes = [model.training for model in models]
+    [model.eval() for model in models]
     max_rows = min(max_rows or n, rows_that_fit(models, max(map(len, prompts)) + max_new_tokens))
     for start in range(0, n, max_rows):
         row = torch.arange(start, min(start + max_rows, n), device=device)
         some = prompts[start // group_size:(start + len(row) - 1) // group_size + 1]
         tokens = padded(some, max(map(len, some)) + max_new_tokens, device)  # [P, L]
-        readers = [Reader(model.eval(), vocab_size or senior.config.vocab_size, *tokens.shape, pair) for model in models[:1 if pair else 2]]
+        readers = [Reader(together, vocab_size or senior.config.vocab_size, *tokens.shape, pair)
+                   for together in ([models[:1]] if pair else [models[:1], models[1:]] if in_turns else [models])]
         lengths, group = torch.tensor([len(p) for p in some], device=device), row // group_size - start // group_size  # each row's prompt
         for reader in readers:  # each prompt is read once, up to its last token, and the cache repeated for the group
             reader.read(tokens, lengths - 1)
@@ -557,25 +566,25 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
 
 def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop, uniform, coins, max_turns):
     """Writes the rows `row` [R] of `out`, token by token, behind their prompts: tokens [R, L], of `start` [R] ids. A row's state moves with it."""
-    open_rows, in_turns = torch.ones_like(row, dtype=torch.bool), schedule is not None and schedule.alternate
+    open_rows, in_turns, one = torch.ones_like(row, dtype=torch.bool), len(readers) == 2, 0
     author = open_rows.clone() if in_turns else coins[row, 0]
     upto, gap, half, turn = start.clone(), torch.zeros_like(row), torch.zeros_like(author), torch.ones_like(row)
     while len(row):
-        authors = torch.stack([author & open_rows, ~author & open_rows])  # [2, R]: the rows that the senior writes now, and the junior
+        authors = torch.stack([author, ~author]) & open_rows  # [2, R]: the rows that the senior writes now, and the junior
         if in_turns:  # long turns: the model with more rows to write goes on, and the other's rows wait
-            authors[1 - authors.sum(1).argmax()] = False
+            one = int(authors.sum(1).argmax())
+            authors[1 - one] = False
         now, wanted = authors.nonzero()[:, 1], authors.view(1, -1) if readers[0].pair else authors  # now: the senior's rows first, as in the logits
-        logits = torch.cat([reader.read(tokens, upto, wanted=some) for reader, some in zip(readers, wanted) if not in_turns or some.any()])
-        r, t = row[now], (upto - start)[now]
+        logits = readers[one].read(tokens, upto, wanted[one:])
+        r, t, writer = row[now], (upto - start)[now], author[now]
         token = sample(logits, uniform[r, t], *sampling)
-        out.ids[r, t], out.senior_mask[r, t], out.lengths[r], out.turns[r] = token, author[now], t + 1, turn[now]
+        out.ids[r, t], out.senior_mask[r, t], out.lengths[r], out.turns[r] = token, writer, t + 1, turn[now]
         out.finished[r] = torch.isin(token, stops) | (also_stop(out.ids[r], t + 1) if also_stop else False)
         tokens[now, upto[now]] = token
         upto[now] += 1
         if schedule is not None:
-            before = author[now]
-            author[now], gap[now], half[now] = schedule.after(token, before, gap[now], half[now], coins[r, t + 1])
-            turn[now] += author[now] != before
+            author[now], gap[now], half[now] = schedule.after(token, writer, gap[now], half[now], coins[r, t + 1])
+            turn[now] += author[now] != writer
         open_rows = ~out.finished[row] & (upto - start < uniform.size(1)) & (turn <= max_turns)
         if (~open_rows).sum() > len(row) // (3 if row.is_cuda else 8):  # finished rows leave a few at a time: caches are copied, graphs captured anew
             keep = open_rows.nonzero()[:, 0]

@@ -113,13 +113,13 @@ def test_one_pass_for_both_models_writes_what_two_passes_write(max_rows, prob_se
     base, (plain_base,) = senior.base, senior.base
     settings = dict(group_size=3, max_new_tokens=24, schedule=word_schedule(prob_senior=prob_senior), temperature=1.5, seed=7)
     passes = []
-    monkeypatch.setattr(tandem, "Reader", type("Counted", (tandem.Reader,), {"__init__": lambda self, *a: (passes.append(a[4]), tandem.Reader.__mro__[1].__init__(self, *a))[1]}))
+    monkeypatch.setattr(tandem, "Reader", type("Counted", (tandem.Reader,), {"__init__": lambda self, *a: (passes.append((len(a[0]), a[4])), tandem.Reader.__mro__[1].__init__(self, *a))[1]}))
     one = rollout(senior, plain_base, PROMPTS, max_rows=max_rows, **settings)
-    assert passes and all(passes)  # one reader for both
+    assert passes and set(passes) == {(1, True)}  # the rows of both, through one model
     passes.clear()
     senior.base = None
     two = rollout(senior, plain_base, PROMPTS, **settings)
-    assert passes == [False, False]
+    assert passes == [(2, False)]
     merged = rollout(merged_by_hand(SimpleNamespace(base=base, named_modules=senior.named_modules)), tiny_model(0), PROMPTS, **settings)
     for name in ("ids", "lengths", "senior_mask", "finished", "turns"):
         assert torch.equal(getattr(one, name), getattr(two, name)) and torch.equal(getattr(one, name), getattr(merged, name)), name
