@@ -30,7 +30,6 @@ import transformers
 from safetensors.torch import save_file
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers.generation.logits_process import TopPLogitsWarper
 
 torch.backends.cuda.enable_cudnn_sdp(False)  # (it plans for half a second at every new shape, and here each step has another)
 TOY = Path(__file__).resolve().parent / "tests" / "toy"
@@ -418,8 +417,7 @@ class Schedule:
     def after(self, token, author, gap, half, coin):
         """Who writes after `token`; all [R]: author and coin are True for the senior, gap counts the tokens since the last redraw, half says that the
         text ends in half a blank line. Returns the new author, gap and half. Gaps of the tokens _a x y z _b at max_gap 3: 0 1 2 0 0."""
-        gap = gap + 1
-        redraw = self.always[token] | (half & self.opens[token]) | (gap >= self.max_gap)
+        redraw = self.always[token] | (half & self.opens[token]) | ((gap := gap + 1) >= self.max_gap)
         author = torch.where(redraw, ~author if self.alternate else coin, author)
         return author, torch.where(redraw, 0, gap), self.closes[token] & ~redraw
 
@@ -435,19 +433,16 @@ transformers.AttentionInterface.register("grouped", grouped_attention)
 transformers.AttentionMaskInterface.register("grouped", transformers.AttentionMaskInterface()["sdpa"])
 
 class Reader:
-    """One or two models that read together, and what they have read of each row. Token p of a row lies in slot p of a cache: no left padding. What
-    right-padding writes behind a row's end, the row's own tokens overwrite before any mask shows it. The models' layers call `update`, as of any
-    transformers cache."""
+    """One model, or two that read together. Token p of a row lies in slot p of a cache: no left padding. What right-padding writes behind a row's
+    end, the row's own tokens overwrite before any mask shows it. The models' layers call `update`, as of any transformers cache."""
     graphs = "cuda"  # the kind of device on which steps of one token a row are captured and replayed
     def __init__(self, models, vocab_size, rows, limit, pair=False):
         self.decoders, self.heads = zip(*((model.get_decoder(), model.get_output_embeddings()) for model in models))
         self.arguments = ["cache" if "cache" in inspect.signature(d.forward).parameters else "past_key_values" for d in self.decoders]
-        self.vocab_size, self.limit, self.pair = vocab_size, limit, pair
-        self.cache, self.slots, self.replay = {}, 0, None  # keys and values by model and layer: [R, slots, heads, both sizes]
+        self.vocab_size, self.limit, self.pair, self.slots, self.replay, self.cache = vocab_size, limit, pair, 0, None, {}  # (a cache a layer)
         self.seen = torch.zeros(rows * (1 + pair), dtype=torch.long, device=models[0].device)  # tokens read of each row
     def read(self, tokens, upto, wanted=(slice(None),) * 2):
-        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns next-token logits, one model's below the other's: of each
-        model those of its `wanted` rows."""
+        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns next-token logits: of each model for its `wanted` rows."""
         tokens, upto = (tokens.repeat(2, 1), upto.repeat(2)) if self.pair else (tokens, upto)
         most, far = torch.stack([upto - self.seen, self.seen]).amax(1).tolist()  # new tokens, and tokens read, of the row with most
         positions = (self.seen[:, None] + torch.arange(max(most, 1), device=upto.device)).clamp(max=tokens.size(1) - 1)  # [R, Q]
@@ -461,13 +456,13 @@ class Reader:
         self.seen = upto.clone()
         return torch.cat([head(states[last][rows])[:, :self.vocab_size].float() for head, states, rows in zip(self.heads, hidden, wanted)])
     def forward(self, ids, positions, span):
-        """Each model's hidden states [R, Q, D] of ids [R, Q] at `positions` [R, Q]; each sees its slot and those before (mask [R, 1, Q, span], added)."""
+        """Each model's hidden states [R, Q, D] of ids [R, Q] at `positions` [R, Q]; a token sees the slots up to its own (mask [R, 1, Q, span])."""
         self.where, self.span = (torch.arange(len(ids), device=ids.device)[:, None], positions), span
         mask = torch.where(torch.arange(span, device=ids.device) <= positions[:, None, :, None], 0.0, -torch.inf)
         LoRA.half, hidden = self.pair, []
         for self.model, (decoder, cache) in enumerate(zip(self.decoders, self.arguments)):
-            settings = dict(position_ids=positions, attention_mask=mask.to(decoder.dtype), use_cache=True)
-            hidden.append(decoder(input_ids=ids, **settings, **{cache: self}).last_hidden_state)
+            inputs = dict(input_ids=ids, position_ids=positions, attention_mask=mask.to(decoder.dtype), use_cache=True)
+            hidden.append(decoder(**inputs, **{cache: self}).last_hidden_state)
         LoRA.half = False
         return hidden
     def captured(self, *held):
@@ -491,7 +486,7 @@ class Reader:
     def update(self, key, value, layer, *_, **__):
         """Writes a layer's new keys and values [R, heads, Q, size] into their slots; returns those of the first `span` slots, likewise."""
         new = torch.cat([key, value], -1).transpose(1, 2)  # [R, Q, heads, both sizes]
-        old = self.cache.get((self.model, layer), new[:, :0])
+        old = self.cache.get((self.model, layer), new[:, :0])  # [R, slots, heads, both sizes]
         if self.span > old.size(1):  # grown by half, and by zeros, not by empty memory: a masked NaN is still a NaN
             self.slots, self.replay = -(-min(max(self.span, 64, old.size(1) * 3 // 2), self.limit) // 8) * 8, None  # (kernels like eights)
             self.cache[self.model, layer] = old = torch.nn.functional.pad(old, (0, 0, 0, 0, 0, self.slots - old.size(1)))
@@ -512,7 +507,7 @@ def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
     logits = logits / temperature
     if top_k or top_p < 1:  # top-p sorts, which takes long for a whole vocabulary: among the k best
         best, where = logits.topk(min(top_k or logits.size(-1), logits.size(-1)))  # [R, k]
-        logits = torch.full_like(logits, -torch.inf).scatter(-1, where, TopPLogitsWarper(top_p)(None, best))
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, where, transformers.TopPLogitsWarper(top_p)(None, best))
     cdf = (probs := torch.softmax(logits, -1)).cumsum(-1)
     ids = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).clamp_(max=cdf.size(-1) - 1)  # [R, 1]: the id drawn is the first above
     return torch.where(probs.gather(-1, ids) > 0, ids, probs.argmax(-1, keepdim=True))[:, 0]  # (none of probability 0, if the product was rounded up)
@@ -545,22 +540,20 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     out = Rollout(zeros, zeros[:, 0].clone(), zeros.bool(), zeros[:, 0].bool(), zeros[:, 0] + 1)
     models = (senior,) if solo else (senior, junior)
     pair = not solo and not in_turns and (junior,) == getattr(senior, "base", None)
-    schedule = schedule and replace(schedule, **{name: getattr(schedule, name).to(device) for name in ("always", "opens", "closes")})
+    schedule = None if solo else replace(schedule, **{name: getattr(schedule, name).to(device) for name in ("always", "opens", "closes")})
     modes = [model.training for model in models]
-    [model.eval() for model in models]
     max_rows = min(max_rows or n, rows_that_fit(models, max(map(len, prompts)) + max_new_tokens))
     for start in range(0, n, max_rows):
         row = torch.arange(start, min(start + max_rows, n), device=device)
         some = prompts[start // group_size:(start + len(row) - 1) // group_size + 1]
         tokens = padded(some, max(map(len, some)) + max_new_tokens, device)  # [P, L]
-        readers = [Reader(together, vocab_size or senior.config.vocab_size, *tokens.shape, pair)
+        readers = [Reader([model.eval() for model in together], vocab_size or senior.config.vocab_size, *tokens.shape, pair)
                    for together in ([models[:1]] if pair else [models[:1], models[1:]] if in_turns else [models])]
         lengths, group = torch.tensor([len(p) for p in some], device=device), row // group_size - start // group_size  # each row's prompt
         for reader in readers:  # each prompt is read once, up to its last token, and the cache repeated for the group
             reader.read(tokens, lengths - 1)
             reader.select(group)
-        write(out, row, readers, tokens[group], lengths[group], None if solo else schedule, (temperature, top_k, top_p), stops, also_stop,
-              uniform, coins, max_turns)
+        write(out, row, readers, tokens[group], lengths[group], schedule, (temperature, top_k, top_p), stops, also_stop, uniform, coins, max_turns)
     [model.train(mode) for model, mode in zip(models, modes)]
     return replace(out, ids=out.ids[:, :out.lengths.max()], senior_mask=out.senior_mask[:, :out.lengths.max()])
 
@@ -572,8 +565,7 @@ def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop
     while len(row):
         authors = torch.stack([author, ~author]) & open_rows  # [2, R]: the rows that the senior writes now, and the junior
         if in_turns:  # long turns: the model with more rows to write goes on, and the other's rows wait
-            one = int(authors.sum(1).argmax())
-            authors[1 - one] = False
+            authors[1 - (one := int(authors.sum(1).argmax()))] = False
         now, wanted = authors.nonzero()[:, 1], authors.view(1, -1) if readers[0].pair else authors  # now: the senior's rows first, as in the logits
         logits = readers[one].read(tokens, upto, wanted[one:])
         r, t, writer = row[now], (upto - start)[now], author[now]
@@ -694,10 +686,9 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
     advantages = group_advantages(batch.rewards, config.group_size, advantage_eps).to(model.device)
     others = real_tokens(batch.ids, batch.lengths) & ~batch.mask
     def logprobs(scorer, rows, **settings):  # [rows, length of the longest of them]
-        ids = batch.ids[rows, :int(batch.lengths[rows].max())]
+        prompts, lengths, settings = [batch.prompts[i] for i in rows], batch.lengths[rows], {"vocab_size": vocab_size, **settings}
         with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):
-            return completion_logprobs(scorer, [batch.prompts[i] for i in rows], ids, batch.lengths[rows], config.temperature,
-                                       vocab_size=vocab_size, **settings)
+            return completion_logprobs(scorer, prompts, batch.ids[rows, :int(lengths.max())], lengths, config.temperature, **settings)
     @torch.no_grad()
     def frozen(scorer):  # of the whole batch, [N, T]
         out = torch.zeros(batch.ids.shape, device=model.device)
@@ -709,18 +700,20 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
     ref_logp = frozen(reference) if config.kl_coef or lambda_jun else None
     sums, norms = Counter(), []
     model.train()
-    for start in range(0, n, per_update):
-        update = range(start, min(start + per_update, n))
+    for update in (range(n)[start:start + per_update] for start in range(0, n, per_update)):  # the rows of an optimiser step
         tokens = batch.mask.sum(1, keepdim=True)  # [N, 1]; the denominator is that of the whole step, however it is split
         denominator = tokens[update].sum().expand_as(tokens) if config.loss_mean == "token" else tokens * (tokens[update] > 0).sum()
-        for rows in micro_batches(update, totals, config.micro_tokens):
-            logp, entropy = logprobs(model, rows, entropy=True)
+        live = [i for i in update if advantages[i] != 0 or ref_logp is not None] or update
+        idle = sorted({*update} - {*live})  # rows whose gradient is exactly 0: they are measured, but get no backward pass
+        for rows in micro_batches(live, totals, config.micro_tokens) + micro_batches(idle, totals, config.micro_tokens):
+            with torch.set_grad_enabled(rows[0] in live):
+                logp, entropy = logprobs(model, rows, entropy=True)
             now = (rows, slice(logp.size(1)))
             on, old, ref = batch.mask[now], logp.detach() if old_logp is None else old_logp[now], None if ref_logp is None else ref_logp[now]
             loss = grpo_loss(logp, old, advantages[rows], on, config.clip_eps, ref, config.kl_coef, denominator[rows].clamp(min=1))
             if lambda_jun:  # paper 3.4, departure 4: KL(junior || senior) over the tokens that the junior wrote
                 loss = loss + lambda_jun * torch.where(others[now], k3(ref, logp), 0.0).sum() / others[update].sum().clamp(min=1)
-            loss.backward()
+            loss.requires_grad and loss.backward()
             ratio, kl = torch.exp(logp.detach() - old), {} if ref is None else {"kl": k3(logp.detach(), ref)}
             parts = {"tokens": on, "ratio": ratio, "clipped": (ratio - 1) * advantages[rows, None].sign() > config.clip_eps, "entropy": entropy, **kl}
             sums.update({name: part[on].sum().item() for name, part in parts.items()}, loss=loss.item())
@@ -788,8 +781,7 @@ def training(run, model, tokenizer, config, advance, evaluate):
     rows = read_jsonl(run.folder / "metrics.jsonl")
     if (run.folder / "final").is_dir() and (not run.newest or rows and rows[-1].get("step", 0) >= config.steps):  # done, or nothing to go on from
         return print(f"{run.folder} is finished") or rows
-    if config.gradient_checkpointing:
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # (renamed within transformers 5)
+    config.gradient_checkpointing and getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # (the same, renamed)
     step, stopping, trained = run.step, threading.Event(), [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=model.device.type == "cuda")
     if run.newest:
@@ -834,9 +826,8 @@ def train_loop(run, model, actor, tokenizer, config, collect, evaluate, referenc
         lr = config.lr * min(1.0, step / max(config.warmup_steps, 1))
         update = grpo_update(model, optimizer, batch, config, lr, len(tokenizer), reference, advantage_eps, actor.dtype)
         refresh(actor, model)
-        seconds = time.perf_counter() - began
-        return {**batch.metrics, **update, "rollout_s": rolled - began, "update_s": seconds - (rolled - began),
-                "tokens_per_s": int(batch.lengths.sum()) / seconds}, batch.samples
+        seconds = {"rollout_s": rolled - began, "update_s": time.perf_counter() - rolled}
+        return {**batch.metrics, **update, **seconds, "tokens_per_s": int(batch.lengths.sum()) / sum(seconds.values())}, batch.samples
     return training(run, model, tokenizer, config, advance, evaluate)
 
 @torch.no_grad()

@@ -274,6 +274,39 @@ def test_the_mask_reaches_the_loss(rolled_batch):
     assert not torch.allclose(grads[0], grads[1], atol=1e-4) and grads[2].abs().max() == 0
 
 
+def test_rows_without_signal_are_measured_but_get_no_backward_pass(rolled_batch, monkeypatch):
+    """Their gradient is 0 (the definition above has them in it). With a KL every row has a gradient."""
+    real, passes, entropies = tandem.completion_logprobs, [], []
+    def spy(model, prompts, ids, *rest, **settings):
+        passes.append((torch.is_grad_enabled(), len(ids)))
+        return real(model, prompts, ids, *rest, **settings)
+    monkeypatch.setattr(tandem, "completion_logprobs", spy)
+    for kl_coef, want in ((0.0, [(True, 9), (False, 3)]), (0.3, [(False, 12), (True, 12)])):  # (with a KL first the reference's)
+        passes.clear()
+        model = tiny_model(0)
+        entropies.append(tandem.grpo_update(model, Recorder(model), rolled_batch, config(kl_coef=kl_coef), 0.0, None, tiny_model(1))["entropy"])
+        assert passes == want
+    prompts, ids, lengths, mask = rolled_batch[:4]
+    logits = [tiny_model(0)(torch.tensor([p + row[:n].tolist()])).logits[0, len(p) - 1:-1] / 0.8 for p, row, n in zip(prompts, ids, lengths)]
+    plain = torch.cat([torch.distributions.Categorical(logits=x).entropy()[mask[i, :len(x)]] for i, x in enumerate(logits)]).mean().item()
+    assert entropies == pytest.approx([plain] * 2, rel=1e-5)
+
+
+def test_a_batch_without_any_signal_is_a_step_with_gradient_zero(rolled_batch):
+    """Adam's momentum and the decay go on, as they do where the zeros are computed."""
+    models = tiny_model(0), tiny_model(0)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1) for model in models]
+    for model, optimizer in zip(models, optimizers):
+        tandem.grpo_update(model, optimizer, rolled_batch, config(), 1e-3, None)
+    before = [p.detach().clone() for p in models[0].parameters()]
+    metrics = tandem.grpo_update(models[0], optimizers[0], rolled_batch._replace(rewards=torch.ones(12)), config(), 1e-3, None)
+    for p in models[1].parameters():
+        p.grad = torch.zeros_like(p)
+    optimizers[1].step()
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters()))
+    assert any((a != b).any() for a, b in zip(models[0].parameters(), before)) and metrics["no_signal"] == 1 and metrics["grad_norm"] == 0
+
+
 def test_later_updates_use_the_old_logprobs_from_before_the_first(rolled_batch):
     one = Recorder(tiny_model(0), scale=0.05)
     assert tandem.grpo_update(one.model, one, rolled_batch, config(), 0.0, None)["ratio"] == 1
