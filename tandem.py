@@ -703,7 +703,7 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
     for update in (range(n)[start:start + per_update] for start in range(0, n, per_update)):  # the rows of an optimiser step
         tokens = batch.mask.sum(1, keepdim=True)  # [N, 1]; the denominator is that of the whole step, however it is split
         denominator = tokens[update].sum().expand_as(tokens) if config.loss_mean == "token" else tokens * (tokens[update] > 0).sum()
-        live = [i for i in update if advantages[i] != 0 or ref_logp is not None] or update
+        live = [i for i in update if advantages[i] != 0 or ref_logp is not None] or update  # (if there is none, Adam is given zeros)
         idle = sorted({*update} - {*live})  # rows whose gradient is exactly 0: they are measured, but get no backward pass
         for rows in micro_batches(live, totals, config.micro_tokens) + micro_batches(idle, totals, config.micro_tokens):
             with torch.set_grad_enabled(rows[0] in live):
@@ -797,8 +797,8 @@ def training(run, model, tokenizer, config, advance, evaluate):
         while step < config.steps and not stopping.is_set():
             step += 1
             metrics, samples = advance(step, optimizer)
-            if not math.isfinite(metrics["grad_norm"]):
-                raise UserError(f"step {step}: the gradient is not finite; {run.folder} can be resumed from its newest checkpoint")
+            if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
+                raise UserError(f"step {step}: the loss or its gradient is not finite; {run.folder} can be resumed from its newest checkpoint")
             metrics = {"step": step, **metrics, "memory_gb": peak_memory_gb(model.device)}
             tqdm.write(readable(metrics))
             if config.eval_every and (step % config.eval_every == 0 or step == config.steps):

@@ -58,18 +58,20 @@ def models(size):
     return *pair, tokenizer, [list(range(5, 25 + 3 * (i % 8))) for i in range(16)]
 
 
-def compare(name, ours, theirs, runs, per=lambda result: 1):
-    """Prints ours / theirs in time (per unit, such as a token) as the median over runs, lowest and highest; None leaves a side's result unused."""
-    ratios = []
+def compare(name, ours, theirs, runs, per=None):
+    """Prints ours / theirs in time as the median over runs, lowest and highest; with `per`, which counts a result's tokens, the time is that of a token."""
+    ratios, rates = [], []
     ours(), theirs()  # warm up
     for _ in range(runs):
         seconds = []
         for side in (ours, theirs):
             began = time.perf_counter()
             result = side()
-            seconds.append((time.perf_counter() - began) / per(result))
+            seconds.append((time.perf_counter() - began) / (per(result) if per else 1))
         ratios.append(seconds[0] / seconds[1])
-    print(f"{name:<74} {statistics.median(ratios):6.2f} x  [{min(ratios):.2f}, {max(ratios):.2f}]", flush=True)
+        rates.append(1 / seconds[0])
+    rate = f"  {statistics.median(rates):.0f} tokens/s" if per else ""
+    print(f"{name:<74} {statistics.median(ratios):6.2f} x  [{min(ratios):.2f}, {max(ratios):.2f}]{rate}", flush=True)
 
 
 def generate(model, prompts, group, new_tokens, stops):
@@ -85,19 +87,32 @@ def generate(model, prompts, group, new_tokens, stops):
 
 
 def our_step(model, tokenizer, prompts, group, new_tokens, stops):
-    """A function that takes a whole GRPO step: rollout, reward, one update; and returns the number of its tokens."""
+    """(collect(), update(batch)): the two halves of a GRPO step on `prompts`: rollout and reward; one update."""
     config = tandem.GRPOConfig(prompts_per_update=len(prompts), group_size=group, temperature=1.0, micro_tokens=10**6)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     seeds = iter(range(10**6))
 
-    def step():
+    def collect():
         rolled = rollout(model, None, prompts, group_size=group, max_new_tokens=new_tokens, stops=stops, vocab_size=len(tokenizer), seed=next(seeds))
         texts = tandem.completion_texts(tokenizer, rolled)
         rewards = torch.tensor([float(len(text) % 2) for text in texts])
-        batch = tandem.Batch([p for p in prompts for _ in range(group)], rolled.ids, rolled.lengths, rolled.senior_mask, rewards, {}, [])
-        tandem.grpo_update(model, optimizer, batch, config, 1e-6, len(tokenizer))
-        return int(rolled.lengths.sum())
-    return step
+        return tandem.Batch([p for p in prompts for _ in range(group)], rolled.ids, rolled.lengths, rolled.senior_mask, rewards, {}, [])
+    return collect, lambda batch: tandem.grpo_update(model, optimizer, batch, config, 1e-6, len(tokenizer))
+
+
+def plain_update(model, optimizer, batch, group, words):
+    """An update as one would write it first: all rows, and the logits of every position at once."""
+    starts = torch.tensor([len(p) for p in batch.prompts])
+    whole = [p + ids[:n].tolist() for p, ids, n in zip(batch.prompts, batch.ids, batch.lengths)]
+    ids = tandem.padded(whole, max(map(len, whole)), model.device)
+    logits = model(ids).logits[:, :-1, :words].float()
+    logp = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]
+    at = torch.arange(1, ids.size(1))
+    mask = (at >= starts[:, None]) & (at < (starts + batch.lengths)[:, None])
+    tandem.grpo_loss(logp, logp.detach(), tandem.group_advantages(batch.rewards, group), mask, 0.2).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def trl_seconds(model, tokenizer, prompts, group, new_tokens, stops, steps):
@@ -131,11 +146,11 @@ def against_trl(model, tokenizer, prompts, new_tokens, runs):
         stops = [2, 0]  # (no answer of the built-in model ends within 20 tokens)
         ours, theirs = [], []
         for _ in range(3):  # taking turns
-            step = our_step(copy.deepcopy(model), tokenizer, some, 8, new_tokens, stops)
-            step()
+            collect, update = our_step(copy.deepcopy(model), tokenizer, some, 8, new_tokens, stops)
+            update(collect())
             for _ in range(runs):
                 began = time.perf_counter()
-                step()
+                update(collect())
                 ours.append(time.perf_counter() - began)
             theirs += trl_seconds(copy.deepcopy(model), tokenizer, some, 8, new_tokens, stops, runs)
         ratios = sorted(a / b for a in ours for b in theirs)
@@ -324,6 +339,11 @@ def main():
     fmt = rlt.Format(tokenizer, teacher_system="", system_prompt="")
     sums = [(f"{20 + i}+a{i % 5 + 1}+b2+c{i % 3 + 1}+d4=?", f"\\boxed{{{26 + i + i % 5 + 2 + i % 3}}}") for i in range(64)]
     written = [fmt.encode(f"{q[:5]}={i + 30}" * (1 + i % 3)) for i, (q, _) in enumerate(sums)]
+    collect, update = our_step(trained := copy.deepcopy(senior), tokenizer, prompts, 8, 2 * new_tokens, [2, 0])
+    batches, optimizer = [collect() for _ in range(4)], torch.optim.AdamW(trained.parameters(), lr=1e-6)
+    every = lambda step: [step(batch) for batch in batches]  # noqa: E731
+    compare("update step, 16 ragged prompts x 8 / plain: all rows, all logits", lambda: every(update),
+            lambda: every(lambda batch: plain_update(trained, optimizer, batch, 8, len(tokenizer))), options.runs)
     against_trl(senior, tokenizer, prompts, new_tokens, options.runs)
     head_memory()
     for kl in ("sampled", "exact"):

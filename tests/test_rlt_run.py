@@ -354,12 +354,13 @@ def test_models_that_cannot_be_used_are_one_line(tmp_path, capsys):
     assert call("distill", *SHORT["distill"], "--model", TOY, "--out", tmp_path / "r") == 2 and "no model there" in capsys.readouterr().err
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_before_it_is_kept(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("spoilt", ["grad_norm", "loss"])
+def test_what_is_not_finite_ends_the_run_before_it_is_kept(spoilt, tmp_path, capsys, monkeypatch):
     update = tandem.grpo_update
-    spoil = lambda model, *rest: (lambda metrics: {**metrics, "grad_norm": math.nan} if (tmp_path / "r" / "checkpoint-1").exists() else metrics)(update(model, *rest))  # noqa: E731
+    spoil = lambda model, *rest: (lambda metrics: {**metrics, spoilt: math.nan} if (tmp_path / "r" / "checkpoint-1").exists() else metrics)(update(model, *rest))  # noqa: E731
     monkeypatch.setattr(tandem, "grpo_update", spoil)  # the second step's
     assert call("train", *SHORT["train"], "--steps", 3, "--save-every", 1, "--eval-every", 0, "--out", tmp_path / "r") == 2
-    assert "step 2: the gradient is not finite" in capsys.readouterr().err
+    assert "step 2: the loss or its gradient is not finite" in capsys.readouterr().err
     assert {p.name for p in (tmp_path / "r").glob("*")} == {"config.json", "metrics.jsonl", "samples.jsonl", "checkpoint-1"} and rows(tmp_path / "r")[-1]["step"] == 1
 
 

@@ -53,9 +53,9 @@ def plain_rollout(senior, junior, prompts, group_size, max_new_tokens, schedule,
     return rows
 
 
-@pytest.mark.parametrize("prob_senior", [0.5, 0.8, 1.0])
-def test_cached_ragged_rollout_equals_the_plain_one_token_by_token(prob_senior):
-    senior, junior = tiny_model(0), tiny_model(1)
+@pytest.mark.parametrize("prob_senior, kind", [(0.5, "alike"), (0.8, "alike"), (1.0, "alike"), (0.5, "unlike"), (0.8, "unlike")])
+def test_cached_ragged_rollout_equals_the_plain_one_token_by_token(prob_senior, kind):
+    senior, junior = tiny_model(0), tiny_model(1) if kind == "alike" else latent_attention(1).double()  # (another kind of model, in another precision)
     schedule = word_schedule(range(20, 30), prob_senior=prob_senior)
     rolled = rollout(senior, junior, PROMPTS, group_size=3, max_new_tokens=24, schedule=schedule, temperature=1.5, seed=7)
     plain = plain_rollout(senior, junior, PROMPTS, 3, 24, schedule, 1.5, (1, 2), seed=7)
