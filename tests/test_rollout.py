@@ -71,6 +71,17 @@ def test_cached_ragged_rollout_equals_the_plain_one_token_by_token(prob_senior, 
     assert {1, 2} <= {row[0][-1] for row in plain if row[3]}  # on either stop id
 
 
+def test_each_model_gets_the_mask_in_its_own_precision(monkeypatch):
+    """A GPU's kernels take no other (the CPU's do, so that the rollouts above would not tell)."""
+    attention, seen = torch.nn.functional.scaled_dot_product_attention, []
+    def spy(query, key, value, attn_mask=None, *rest, **settings):
+        seen.append((query.dtype, attn_mask.dtype))
+        return attention(query, key, value, attn_mask, *rest, **settings)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    rollout(tiny_model(0).bfloat16(), tiny_model(1), PROMPTS, max_new_tokens=4, schedule=word_schedule(range(20, 30)))
+    assert set(seen) == {(torch.bfloat16,) * 2, (torch.float32,) * 2}
+
+
 @pytest.mark.parametrize("max_rows", [1, 3, 5, 100])
 def test_rollout_does_not_depend_on_the_rows_at_a_time_nor_on_who_has_finished(max_rows):
     senior, junior = tiny_model(0), tiny_model(1)
