@@ -418,8 +418,7 @@ class Schedule:
         """Who writes after `token`; all [R]: author and coin are True for the senior, gap counts the tokens since the last redraw, half says that the
         text ends in half a blank line. Returns the new author, gap and half. Gaps of the tokens _a x y z _b at max_gap 3: 0 1 2 0 0."""
         redraw = self.always[token] | (half & self.opens[token]) | ((gap := gap + 1) >= self.max_gap)
-        author = torch.where(redraw, ~author if self.alternate else coin, author)
-        return author, torch.where(redraw, 0, gap), self.closes[token] & ~redraw
+        return torch.where(redraw, ~author if self.alternate else coin, author), torch.where(redraw, 0, gap), self.closes[token] & ~redraw
 
 def grouped_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **more):
     """transformers' own; but under a mask (over a cache) the heads that share keys ask side by side, in place of a copy of the keys for each."""
@@ -510,7 +509,9 @@ def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
         logits = torch.full_like(logits, -torch.inf).scatter(-1, where, transformers.TopPLogitsWarper(top_p)(None, best))
     cdf = (probs := torch.softmax(logits, -1)).cumsum(-1)
     ids = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).clamp_(max=cdf.size(-1) - 1)  # [R, 1]: the id drawn is the first above
-    return torch.where(probs.gather(-1, ids) > 0, ids, probs.argmax(-1, keepdim=True))[:, 0]  # (none of probability 0, if the product was rounded up)
+    if not (possible := probs.gather(-1, ids) > 0).all():  # (hardly ever: where the product was rounded up)
+        ids = torch.where(possible, ids, probs.argmax(-1, keepdim=True))
+    return ids[:, 0]
 
 @dataclass
 class Rollout:
@@ -568,15 +569,14 @@ def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop
             authors[1 - (one := int(authors.sum(1).argmax()))] = False
         now, wanted = authors.nonzero()[:, 1], authors.view(1, -1) if readers[0].pair else authors  # now: the senior's rows first, as in the logits
         logits = readers[one].read(tokens, upto, wanted[one:])
-        r, t, writer = row[now], (upto - start)[now], author[now]
+        r, at, t, writer, turns = row[now], upto[now], (upto - start)[now], author[now], turn[now]
         token = sample(logits, uniform[r, t], *sampling)
-        out.ids[r, t], out.senior_mask[r, t], out.lengths[r], out.turns[r] = token, writer, t + 1, turn[now]
+        out.ids[r, t], out.senior_mask[r, t], out.lengths[r], out.turns[r] = token, writer, t + 1, turns
         out.finished[r] = torch.isin(token, stops) | (also_stop(out.ids[r], t + 1) if also_stop else False)
-        tokens[now, upto[now]] = token
-        upto[now] += 1
+        tokens[now, at], upto[now] = token, at + 1
         if schedule is not None:
-            author[now], gap[now], half[now] = schedule.after(token, writer, gap[now], half[now], coins[r, t + 1])
-            turn[now] += author[now] != writer
+            then, gap[now], half[now] = schedule.after(token, writer, gap[now], half[now], coins[r, t + 1])
+            author[now], turn[now] = then, turns + (then != writer)
         open_rows = ~out.finished[row] & (upto - start < uniform.size(1)) & (turn <= max_turns)
         if (~open_rows).sum() > len(row) // (3 if row.is_cuda else 8):  # finished rows leave a few at a time: caches are copied, graphs captured anew
             keep = open_rows.nonzero()[:, 0]
