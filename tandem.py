@@ -438,7 +438,7 @@ class Reader:
     def __init__(self, models, vocab_size, rows, limit, pair=False):
         self.decoders, self.heads = zip(*((model.get_decoder(), model.get_output_embeddings()) for model in models))
         self.arguments = ["cache" if "cache" in inspect.signature(d.forward).parameters else "past_key_values" for d in self.decoders]
-        self.vocab_size, self.limit, self.pair, self.slots, self.replay, self.cache = vocab_size, limit, pair, 0, None, {}  # (a cache a layer)
+        self.vocab_size, self.limit, self.pair, self.slots, self.replay, self.cache = vocab_size, limit, pair, 0, None, {}  # cache by model and layer
         self.seen = torch.zeros(rows * (1 + pair), dtype=torch.long, device=models[0].device)  # tokens read of each row
     def read(self, tokens, upto, wanted=(slice(None),) * 2):
         """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns next-token logits: of each model for its `wanted` rows."""
