@@ -400,25 +400,27 @@ def word_boundaries(tokenizer, vocab_size):
 @dataclass
 class Schedule:
     """When the author is redrawn, and how: after a token of `always`, after one of `opens` that follows one of `closes` (the two halves
-    of a blank line), and after `max_gap` tokens without a redraw. The tables are bool [V]."""
+    of a blank line), and after `max_gap` tokens without a redraw. The tables are bool [V]; the latter two are None where no pair of tokens counts."""
     always: torch.Tensor
-    opens: torch.Tensor
-    closes: torch.Tensor
+    opens: torch.Tensor | None
+    closes: torch.Tensor | None
     max_gap: int
     prob_senior: float = 0.5
     alternate: bool = False  # evaluation: no coins; the senior begins, and each redraw is the other one's turn
     @classmethod
     def of(cls, tokenizer, vocab_size, name="word", prob_senior=0.5, max_gap=32, alternate=False):
-        never = torch.zeros(vocab_size, dtype=torch.bool)
         if name == "step":
             tables = zip(*(("\n\n" in t, t.startswith("\n"), t.endswith("\n")) for t in token_texts(tokenizer, vocab_size)))
             return cls(*map(torch.tensor, tables), sys.maxsize, prob_senior, alternate)
-        return cls(word_boundaries(tokenizer, vocab_size) if name == "word" else ~never, never, never, max_gap, prob_senior, alternate)
-    def after(self, token, author, gap, half, coin):
-        """Who writes after `token`; all [R]: author and coin are True for the senior, gap counts the tokens since the last redraw, half says that the
-        text ends in half a blank line. Returns the new author, gap and half. Gaps of the tokens _a x y z _b at max_gap 3: 0 1 2 0 0."""
-        redraw = self.always[token] | (half & self.opens[token]) | ((gap := gap + 1) >= self.max_gap)
-        return torch.where(redraw, ~author if self.alternate else coin, author), torch.where(redraw, 0, gap), self.closes[token] & ~redraw
+        always = word_boundaries(tokenizer, vocab_size) if name == "word" else torch.ones(vocab_size, dtype=torch.bool)
+        return cls(always, None, None, max_gap, prob_senior, alternate)
+    def after(self, token, before, drawn, n, author, coin):
+        """Who writes after `token`, which stands behind `before`, and where that was drawn; all [R]. The row has n tokens now, and had `drawn` at its
+        last redraw; author and coin are True for the senior. At max_gap 3, _a x y z _b from drawn = 0 on give 1 1 1 4 5."""
+        redraw = self.always[token] | (n - drawn >= self.max_gap)
+        if self.opens is not None:  # (the halves of a blank line that a redraw parts are none)
+            redraw |= self.opens[token] & self.closes[before] & (n - drawn > 1)
+        return torch.where(redraw, ~author if self.alternate else coin, author), torch.where(redraw, n, drawn)
 
 def grouped_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **more):
     """transformers' own; but under a mask (over a cache) the heads that share keys ask side by side, in place of a copy of the keys for each."""
@@ -541,7 +543,7 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     out = Rollout(zeros, zeros[:, 0].clone(), zeros.bool(), zeros[:, 0].bool(), zeros[:, 0] + 1)
     models = (senior,) if solo else (senior, junior)
     pair = not solo and not in_turns and (junior,) == getattr(senior, "base", None)
-    schedule = None if solo else replace(schedule, **{name: getattr(schedule, name).to(device) for name in ("always", "opens", "closes")})
+    schedule = None if solo else replace(schedule, **{name: x.to(device) for name, x in vars(schedule).items() if torch.is_tensor(x)})
     modes = [model.training for model in models]
     max_rows = min(max_rows or n, rows_that_fit(models, max(map(len, prompts)) + max_new_tokens))
     for start in range(0, n, max_rows):
@@ -561,8 +563,7 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
 def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop, uniform, coins, max_turns):
     """Writes the rows `row` [R] of `out`, token by token, behind their prompts: tokens [R, L], of `start` [R] ids. A row's state moves with it."""
     open_rows, in_turns, one = torch.ones_like(row, dtype=torch.bool), len(readers) == 2, 0
-    author = open_rows.clone() if in_turns else coins[row, 0]
-    upto, gap, half, turn = start.clone(), torch.zeros_like(row), torch.zeros_like(author), torch.ones_like(row)
+    author, upto, drawn, turn = open_rows.clone() if in_turns else coins[row, 0], start.clone(), torch.zeros_like(row), torch.ones_like(row)
     while len(row):
         authors = torch.stack([author, ~author]) & open_rows  # [2, R]: the rows that the senior writes now, and the junior
         if in_turns:  # long turns: the model with more rows to write goes on, and the other's rows wait
@@ -570,18 +571,17 @@ def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop
         now, wanted = authors.nonzero()[:, 1], authors.view(1, -1) if readers[0].pair else authors  # now: the senior's rows first, as in the logits
         logits = readers[one].read(tokens, upto, wanted[one:])
         r, at, t, writer, turns = row[now], upto[now], (upto - start)[now], author[now], turn[now]
-        token = sample(logits, uniform[r, t], *sampling)
-        out.ids[r, t], out.senior_mask[r, t], out.lengths[r], out.turns[r] = token, writer, t + 1, turns
-        out.finished[r] = torch.isin(token, stops) | (also_stop(out.ids[r], t + 1) if also_stop else False)
+        token, n = sample(logits, uniform[r, t], *sampling), t + 1
+        out.ids[r, t], out.senior_mask[r, t], out.lengths[r], out.turns[r] = token, writer, n, turns
+        out.finished[r] = torch.isin(token, stops) | (also_stop(out.ids[r], n) if also_stop else False)
         tokens[now, at], upto[now] = token, at + 1
         if schedule is not None:
-            then, gap[now], half[now] = schedule.after(token, writer, gap[now], half[now], coins[r, t + 1])
+            then, drawn[now] = schedule.after(token, None if schedule.opens is None else tokens[now, at - 1], drawn[now], n, writer, coins[r, n])
             author[now], turn[now] = then, turns + (then != writer)
         open_rows = ~out.finished[row] & (upto - start < uniform.size(1)) & (turn <= max_turns)
         if (~open_rows).sum() > len(row) // (3 if row.is_cuda else 8):  # finished rows leave a few at a time: caches are copied, graphs captured anew
             keep = open_rows.nonzero()[:, 0]
-            row, author, gap, half, turn, tokens, start, upto, open_rows = (
-                x[keep] for x in (row, author, gap, half, turn, tokens, start, upto, open_rows))
+            row, author, drawn, turn, tokens, start, upto, open_rows = (x[keep] for x in (row, author, drawn, turn, tokens, start, upto, open_rows))
             [reader.select(keep) for reader in readers]
 
 head_size = lambda config: getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

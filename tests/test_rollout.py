@@ -220,11 +220,12 @@ def test_both_models_read_all_that_either_wrote():
 
 def trace(schedule, tokens, coins, author=True):
     """Authors of tokens[1:], redraws, of one row."""
-    state = torch.tensor([author]), torch.tensor([0]), torch.tensor([False])
+    author, drawn, before = torch.tensor([author]), torch.tensor([0]), torch.tensor([tokens[-1]])  # (what stands ahead of the first does not count)
     authors, redraws = "", ""
-    for token, coin in zip(tokens, coins):
-        state = schedule.after(torch.tensor([token]), *state, torch.tensor([coin == "s"]))
-        authors, redraws = authors + ("s" if state[0] else "j"), redraws + (".", "R")[int(state[1] == 0)]  # (the gap restarts at a redraw)
+    for n, (token, coin) in enumerate(zip(tokens, coins), 1):
+        token = torch.tensor([token])
+        author, drawn = schedule.after(token, before, drawn, torch.tensor([n]), author, torch.tensor([coin == "s"]))
+        authors, redraws, before = authors + ("s" if author else "j"), redraws + (".", "R")[int(drawn == n)], token
     return authors, redraws
 
 
@@ -277,6 +278,7 @@ def step_schedule(texts, **settings):
     (["a", "\n\n", "\n", "\n", "b"], "ssjjs"),  # two of them are one
     (["a", "\n", "b", "\n", "c"], "sssss"),  # two single breaks are no blank line
     (["a", ".\n\n\n", "b"], "ssj"),
+    (["\n", "a", "\n"], "sss"),  # what stands ahead of the answer is no half of its blank line
 ])
 def test_steps_end_at_a_blank_line_however_it_is_tokenised(pieces, want):
     texts = sorted(set(pieces))
