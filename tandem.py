@@ -442,8 +442,8 @@ class Reader:
         self.arguments = ["cache" if "cache" in inspect.signature(d.forward).parameters else "past_key_values" for d in self.decoders]
         self.vocab_size, self.limit, self.pair, self.slots, self.replay, self.cache = vocab_size, limit, pair, 0, None, {}  # cache by model and layer
         self.seen = torch.zeros(rows * (1 + pair), dtype=torch.long, device=models[0].device)  # tokens read of each row
-    def read(self, tokens, upto, wanted=(slice(None),) * 2):
-        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns next-token logits: of each model for its `wanted` rows."""
+    def read(self, tokens, upto, wanted=()):
+        """Reads tokens [R, L] of each row from where it stopped up to `upto` [R]; returns next-token logits, of each model for its `wanted` rows."""
         tokens, upto = (tokens.repeat(2, 1), upto.repeat(2)) if self.pair else (tokens, upto)
         most, far = torch.stack([upto - self.seen, self.seen]).amax(1).tolist()  # new tokens, and tokens read, of the row with most
         positions = (self.seen[:, None] + torch.arange(max(most, 1), device=upto.device)).clamp(max=tokens.size(1) - 1)  # [R, Q]
@@ -453,9 +453,8 @@ class Reader:
         else:
             hidden = self.forward(ids, positions, span)
             self.replay = self.captured(ids, positions) if ids.size(1) == 1 and ids.device.type == Reader.graphs else self.replay
-        last = torch.arange(len(ids), device=ids.device), upto - self.seen - 1  # padding stands behind each row's last token
-        self.seen = upto.clone()
-        return torch.cat([head(states[last][rows])[:, :self.vocab_size].float() for head, states, rows in zip(self.heads, hidden, wanted)])
+        last, self.seen = upto - self.seen - 1, upto.clone()  # padding stands behind each row's last token
+        return [head(states[rows, last[rows]])[:, :self.vocab_size].float() for head, states, rows in zip(self.heads, hidden, wanted)]
     def forward(self, ids, positions, span):
         """Each model's hidden states [R, Q, D] of ids [R, Q] at `positions` [R, Q]; a token sees the slots up to its own (mask [R, 1, Q, span])."""
         self.where, self.span = (torch.arange(len(ids), device=ids.device)[:, None], positions), span
@@ -568,8 +567,9 @@ def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop
         authors = torch.stack([author, ~author]) & open_rows  # [2, R]: the rows that the senior writes now, and the junior
         if in_turns:  # long turns: the model with more rows to write goes on, and the other's rows wait
             authors[1 - (one := int(authors.sum(1).argmax()))] = False
-        now, wanted = authors.nonzero()[:, 1], authors.view(1, -1) if readers[0].pair else authors  # now: the senior's rows first, as in the logits
-        logits = readers[one].read(tokens, upto, wanted[one:])
+        wanted = [rows.nonzero()[:, 0] for rows in (authors.view(1, -1) if readers[0].pair else authors)]
+        now = torch.cat(wanted) % len(row)  # the senior's rows first, as in the logits
+        logits = torch.cat(readers[one].read(tokens, upto, wanted[one:]))
         r, at, t, writer, turns = row[now], upto[now], (upto - start)[now], author[now], turn[now]
         token, n = sample(logits, uniform[r, t], *sampling), t + 1
         out.ids[r, t], out.senior_mask[r, t], out.lengths[r], out.turns[r] = token, writer, n, turns

@@ -162,7 +162,7 @@ def test_replayed_logits_are_the_models(graphs):
             new = torch.ones_like(upto)
             new[step % len(new)] = 50 if step == 50 else step % 3 > 0  # now and then a row waits; once, one reads what another model wrote
             upto += new
-            got = reader.read(tokens, upto, wanted=[new > 0])
+            got, = reader.read(tokens, upto, wanted=[new.nonzero()[:, 0]])
             want = [model(row[None, :end]).logits[0, -1] for row, end, n in zip(tokens, upto, new) if n]
             assert torch.allclose(got, torch.stack(want), atol=2e-5), step
     assert len(graphs.made) == 5 and sum(graph.replays for graph in graphs.made) == 60 - 5 - 1  # at first, for fewer rows and more slots (each twice)

@@ -193,6 +193,17 @@ def test_ids_outside_the_tokenizer_are_never_sampled():
     assert logp.exp().sum().item() == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("schedule", [None, word_schedule(range(20, 30)), word_schedule(range(20, 30), alternate=True)])
+def test_a_head_computes_the_logits_that_are_sampled_from_and_no_others(schedule):
+    """None for prompts, for rows that the other model writes, that wait or have finished."""
+    senior, junior, rows = tiny_model(0), tiny_model(1), [0, 0]
+    for i, model in enumerate((senior, junior)):
+        model.get_output_embeddings().register_forward_hook(lambda _, __, logits, i=i: rows.__setitem__(i, rows[i] + len(logits)))
+    rolled = rollout(senior, junior, PROMPTS, group_size=4, max_new_tokens=24, schedule=schedule, stops=[1, 2, 3], seed=3)
+    assert 0 < rolled.finished.sum() < 16
+    assert rows == [rolled.senior_mask.sum(), (tandem.real_tokens(rolled.ids, rolled.lengths) & ~rolled.senior_mask).sum()]
+
+
 def test_every_stop_id_stops_and_the_stop_is_part_of_the_answer():
     model = Scripted(lambda seen: {4: 2, 7: 1}.get(len(seen), 9))  # a row of 4 is answered with stop 2, a row of 7 with stop 1
     rolled = rollout(model, None, [[5, 5], [5] * 5, [5] * 8], max_new_tokens=6)
