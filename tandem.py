@@ -194,7 +194,7 @@ def load_rows(name):
     datasets.disable_progress_bars()
     datasets.utils.logging.set_verbosity(logging.CRITICAL)
     path, configuration, split = HUB.get(name, (FILES.get(Path(name).suffix), None, "train"))
-    with blame(f"{name} could not be read; accepted is a {'/'.join(FILES)} file with {NEEDED}"):
+    with blame(f"{name} could not be " + ("fetched from the hub" if name in HUB else f"read; accepted is a {'/'.join(FILES)} file with {NEEDED}")):
         rows = datasets.load_dataset(path, configuration, split=split, data_files=None if name in HUB else glob.escape(name))
         rows[:]  # (every row is decoded, so that what cannot be read is found here)
         return rows

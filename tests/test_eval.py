@@ -445,7 +445,7 @@ def test_help_is_no_mistake(argv, words, capsys):
     (["solo", "--model", "./nowhere"], "no such model folder"), (["drift", "--model", "{toy}/senior", "--data", "{toy}/eval.jsonl", "--out", "{tmp}/x"], "--junior is needed"),
     (["solo", "--model", "{runs}/t", "--data", "no.jsonl"], "question column"), (["solo", "--model", "{runs}/t", "--data", "aime99"], "no data 'aime99'"),
     (["solo", "--model", "{runs}/t", "--data", "{toy}/eval.jsonl,{toy}/eval.jsonl"], "eval.jsonl twice"),
-    (["solo", "--model", "{runs}/t", "--data", "aime24"], "aime24 could not be read; accepted is a .jsonl/.json/.parquet file with a question column"),  # (no hub here)
+    (["solo", "--model", "{runs}/t", "--data", "aime24"], "aime24 could not be fetched from the hub: Couldn't reach 'HuggingFaceH4/aime_2024' on the Hub"),  # (no hub here)
     (["report"], "report RUN"), (["report", "{tmp}/nowhere"], "no folder"), (["report", "{tmp}/empty-run"], "no measurements"),
     (["report", "{runs}/t", "{tmp}/other"], "other problems"), (["report", "{runs}/t/eval", "--out"], "report RUN"), (["report", "a={runs}/t,{tmp}/lacking"], "is missing in"),
 ], ids=lambda x: " ".join(x) if isinstance(x, list) else "")
