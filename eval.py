@@ -14,18 +14,19 @@ Where the paper leaves a choice
     1. Drift has no formula in the paper or its scripts. Here: the KL over the whole vocabulary at each token of the senior's solo answers, both
        models at temperature 1; its mean over all tokens, and its sum over an answer, averaged over answers (short answers dilute a mean).
     2. Legibility is the mean over an answer's tokens, then over answers, then over benchmarks; the ids are those that were sampled.
-    3. The paper averages over AIME24-26 and AMC23-25; the default here is AIME24 and AMC23, and others can be named. Hand-off as a share of solo is
-       the ratio of the two averages.
+    3. The paper averages over AIME24-26 and AMC23-25; the default here is AIME24 and AMC23. Others can be named (AIME25, AIME26) or given as files.
+       Hand-off as a share of solo is the ratio of the two averages.
     4. Intervals are 95 % percentile bootstraps over problems, and over seeds where an arm has several. Differences between two arms are taken on
        the same problems: a difference of single means on 30 problems is noise.
 
 Run it
-    python eval.py all --model runs/toy --preset toy                      # all four, of the run that `python tandem.py` makes
+    python eval.py all --model runs/toy --preset toy                      # all four, of a run that `python tandem.py` makes;
+    python eval.py all --model runs/toy-vanilla --preset toy              # likewise of the other
     python eval.py report runs/toy runs/toy-vanilla                       # table, differences, figure
     python eval.py all --model runs/gsm8k --data gsm8k-test,aime24        # a real run; the junior is the one it was trained with
     python eval.py solo --model Qwen/Qwen3-0.6B --data math-test --problems 100
 """
-import functools, glob, hashlib, json, math, os, platform, random, sys
+import functools, glob, hashlib, itertools, json, math, os, platform, random, sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from tqdm import tqdm
 
 import tandem
 from rlt import divergence
-from tandem import (HUB, RANGES, Problem, Schedule, UserError, completion_logprobs, completion_texts, encode_prompt, load_model,
+from tandem import (HUB, NEUTRAL, Problem, Schedule, UserError, completion_logprobs, completion_texts, encode_prompt, load_model,
                     load_problems, load_rows, load_tokenizer, micro_batches, parse_config, pick_device, rollout, run_main, stop_ids, stream, verify)
 
 
@@ -72,7 +73,7 @@ class Config:
     out: str = ""  # the folder of the JSON files; empty: eval/ in the run's folder, or runs/eval-NAME
 
     def check(self):
-        tandem.check_ranges(self)
+        tandem.check_ranges(self, n=(1, 10**7), temperature=(0, 100), top_p=(1e-6, 1), max_turns=(1, 10**7), batch_problems=(1, 10**7))
         if not self.model:
             raise UserError("--model is needed: a run's folder, a model folder or a hub name")
         for k in self.ks():
@@ -85,7 +86,6 @@ class Config:
         except ValueError:
             raise UserError(f"--k must be numbers separated by commas, not {self.k!r}") from None
 
-RANGES.update(n=(1, 10**7), top_p=(1e-6, 1), max_turns=(1, 10**7), batch_problems=(1, 10**7))
 PRESETS = {"paper": {}, "toy": dict(data=str(tandem.TOY / "eval.jsonl"), n=4, temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=44, prompt_suffix="",
                                  device="cpu")}
 
@@ -93,7 +93,7 @@ PRESETS = {"paper": {}, "toy": dict(data=str(tandem.TOY / "eval.jsonl"), n=4, te
 # ------------------------------------- 2. Benchmarks -------------------------------------
 HUB.update({  # beside those of tandem.py; all with question and answer columns, but for GPQA
     "aime24": ("HuggingFaceH4/aime_2024", "default", "train"), "aime25": ("math-ai/aime25", "default", "test"),
-    "amc23": ("math-ai/amc23", "default", "test"), "minerva": ("math-ai/minervamath", "default", "test"),
+    "aime26": ("MathArena/aime_2026", "default", "train"), "amc23": ("math-ai/amc23", "default", "test"), "minerva": ("math-ai/minervamath", "default", "test"),
     "olympiad": ("math-ai/olympiadbench", "default", "test"), "gpqa": ("Idavidrein/gpqa", "gpqa_diamond", "train"),
 })
 GPQA = ["Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"]
@@ -106,12 +106,14 @@ def load_benchmarks(names, limit):
         label = Path(name).name
         if label in benchmarks:
             raise UserError(f"--data names {label} twice")
-        problems = gpqa_problems(name) if label.startswith("gpqa") else load_problems(name)[0]
+        problems, skipped = gpqa_problems(name) if label.startswith("gpqa") else load_problems(name)
+        if skipped:
+            print(f"note: {label}: {skipped} of {skipped + len(problems)} rows are left out, for want of a question or an answer")
         benchmarks[label] = problems[:limit or None]
     return benchmarks
 
 def gpqa_problems(name):
-    """GPQA as multiple choice: the four answers in an order that depends on the question alone; the letter is the answer."""
+    """(GPQA as multiple choice, number of rows skipped): the four answers in an order that depends on the question alone; the letter is the answer."""
     rows, problems = load_rows(name), []
     if not {"Question", *GPQA} <= set(rows.column_names):
         raise UserError(f"{name}: GPQA needs the columns Question, {', '.join(GPQA)}; it has {', '.join(rows.column_names)}")
@@ -123,7 +125,7 @@ def gpqa_problems(name):
         problems.append(Problem(f"{row['Question'].strip()}\n\n{options}\n\nAnswer with the letter of the right option.", "ABCD"[order.index(0)]))
     if not problems:
         raise UserError(f"{name}: none of its {len(rows)} rows has a question and four answers")
-    return problems
+    return problems, len(rows) - len(problems)
 
 def read_json(path, *keys):
     """The JSON object in a file. Raises UserError for a broken file, or one that lacks the keys."""
@@ -263,9 +265,9 @@ def answer(pair, name, problems, seed):
     """n answers to each problem, by the senior alone (solo) or by the two in turns: a list of dicts, one a problem."""
     c, size = pair.config, len(pair.tokenizer)
     prompts = [encode_prompt(pair.tokenizer, p.question + ("" if p.numbers else c.prompt_suffix), c.system_prompt) for p in problems]
-    schedule = None if name == "solo" else pair.schedule(name)
-    rolled = rollout(pair.senior, pair.junior if schedule else None, prompts, group_size=c.n, max_new_tokens=c.max_new_tokens, schedule=schedule,
-                     temperature=c.temperature, top_k=c.top_k, top_p=c.top_p, stops=stop_ids(pair.senior, pair.tokenizer), vocab_size=size,
+    schedule, junior = (None, None) if name == "solo" else (pair.schedule(name), pair.junior)
+    rolled = rollout(pair.senior, junior, prompts, group_size=c.n, max_new_tokens=c.max_new_tokens, schedule=schedule, temperature=c.temperature,
+                     top_k=c.top_k, top_p=c.top_p, stops=stop_ids(pair.senior, junior, tokenizer=pair.tokenizer), vocab_size=size,
                      max_rows=c.max_rows, max_turns=c.max_turns if name == "handoff-step" else sys.maxsize, seed=seed)
     texts, turns = completion_texts(pair.tokenizer, rolled), rolled.turns.tolist()
     out = [{"question": p.question, "answer": p.answer, "prompt_ids": ids, "samples": []} for p, ids in zip(problems, prompts)]
@@ -387,14 +389,16 @@ def load_arms(words):
     """The arms of `RUN...` or `NAME=GLOB[,GLOB]...`; runs that differ in nothing but the seed are one arm. Raises UserError."""
     folders, configs = {}, {}
     for word in words:
-        name, _, patterns = word.rpartition("=")
+        name, _, patterns = ("", "", word) if "=" not in word or glob.glob(word) else word.partition("=")
         matches = sorted(path for pattern in patterns.split(",") for path in glob.glob(pattern))
         if not matches:
             raise UserError(f"report: no folder {patterns}")
         for path in map(Path, matches):
             configs[path] = read_json(path / "config.json", "model") if (path / "metrics.jsonl").is_file() else {}
             label = name or (arm_name(configs[path]) if "prob_senior" in configs[path] else path.name)
-            folders.setdefault(label, []).append(path)
+            if path in folders.setdefault(label, []):
+                raise UserError(f"report: {path} is named twice, and would count as two seeds of {label}")
+            folders[label].append(path)
             if not name:
                 check_one_arm(label, folders[label], configs)
     arms = []
@@ -427,8 +431,7 @@ def check_one_arm(label, paths, configs):
     def bare(path, key):  # (of folders and files the name: clones lie elsewhere)
         value = configs[path].get(key)
         return Path(value).name if key in ("model", "junior", "student", "data", "eval_data") and isinstance(value, str) else value
-    free = {"seed", "out", "show", "device", "resume", "save_every", "max_rows", "micro_tokens", "gradient_checkpointing"}  # (no other result)
-    for key in sorted((configs[first].keys() | configs[other].keys()) - free):
+    for key in sorted((configs[first].keys() | configs[other].keys()) - NEUTRAL - {"seed"}):
         if bare(first, key) != bare(other, key):
             raise UserError(f"report: {first} and {other} would both be {label}, but differ in {tandem.flag(key)} ({configs[first].get(key)!r}, "
                             f"{configs[other].get(key)!r}); {names}")
@@ -486,8 +489,8 @@ def report(words, out):
     Path(out).mkdir(parents=True, exist_ok=True)
     for name, content in (("report.md", text), ("report.json", json.dumps({"arms": numbers, "differences": differences}, indent=1))):
         write_aside(Path(out) / name, content)
-    figure(arms, numbers, Path(out) / "report.png")
-    print(f"{text}\nfiles: {out}/report.md, {out}/report.json, {out}/report.png")
+    drawn = figure(arms, numbers, Path(out) / "report.png")
+    print(f"{text}\nfiles: {out}/report.md, {out}/report.json" + f", {out}/report.png" * drawn)
 
 def markdown(columns, metrics):
     """A table of {column: {metric: value, low, high}}, a line a metric."""
@@ -505,26 +508,29 @@ BARS = (("pass@1 (share of problems)", {"solo": "solo pass@1", "word\nhand-off":
         ("drift (nats a token)", {"KL(senior || junior)": "drift a token"}), ("legibility (nats a token)", {"junior's cross-entropy": "legibility"}))
 
 def figure(arms, numbers, path):
-    """Training curves (mean over seeds, band from the lowest to the highest) above, the measurements with their intervals below."""
+    """Training curves (mean over seeds, band from the lowest to the highest) above, the measurements with their intervals below. Returns whether
+    there is anything to draw: of pass@k it shows pass@1."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     curves = [key for key in CURVES if any(key in row for arm in arms for log in arm.runs for row in log)]
     curves = [key for key in curves if not (key == "length" and "habit" in curves)][:4]
     bars = [(label, keys) for label, keys in BARS if any(m in numbers[arm.name] for arm in arms for m in keys.values())]
+    if not bars:
+        return False
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True})
     fig = plt.figure(figsize=(11, 6.2 if curves else 3.4), layout="constrained")
     parts = fig.subfigures(2 if curves else 1, 1, squeeze=False)[:, 0]
     if curves:
         for axis, key in zip(np.atleast_1d(parts[0].subplots(1, len(curves))), curves):
-            for arm, colour, marker in zip(arms, COLOURS, MARKERS):
+            for arm, colour, marker in zip(arms, itertools.cycle(COLOURS), itertools.cycle(MARKERS)):
                 draw_curve(axis, [{row["step"]: row[key] for row in log if key in row} for log in arm.runs], arm.name, colour, marker)
             axis.set_xlabel("training step")
             axis.set_title(CURVES[key], fontsize=10)
             axis.set_ylim(bottom=0)
     axes = np.atleast_1d(parts[-1].subplots(1, len(bars), width_ratios=[len(keys) for _, keys in bars]))
     for axis, (label, keys) in zip(axes, bars):
-        for i, (arm, colour) in enumerate(zip(arms, COLOURS)):
+        for i, (arm, colour) in enumerate(zip(arms, itertools.cycle(COLOURS))):
             for x, metric in enumerate(keys.values()):
                 if metric in numbers[arm.name]:
                     v = numbers[arm.name][metric]
@@ -537,6 +543,7 @@ def figure(arms, numbers, path):
     fig.legend(handles, labels, loc="outside upper center", ncols=len(arms), frameon=False)
     fig.savefig(path, dpi=120)
     plt.close(fig)
+    return True
 
 def draw_curve(axis, logs, name, colour, marker):
     """Mean over seeds, and the band from the lowest to the highest, of the steps that every seed has."""
@@ -569,7 +576,7 @@ def main(argv=None):
         raise UserError(USAGE)
     config = parse_config(Config, PRESETS, argv[1:] or ["--preset", "paper"], f"eval.py {command}: measurements of Tandem RL (arXiv 2606.28166)")
     model, config = resolve(config)
-    pair = Pair(model, config)
+    pair = Pair(model, replace(config, junior="") if command == "solo" else config)  # (alone it needs none, not even one that is there)
     if not config.junior and command != "solo":
         raise UserError(f"--junior is needed: {config.model} is no run that names one")
     benchmarks = load_benchmarks(config.data, config.problems)  # refuses what cannot be read, before a model is loaded

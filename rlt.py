@@ -350,7 +350,7 @@ class Reward:
 
 @torch.no_grad()
 def rlt_reward(teacher, student, fmt, questions, solutions, explanations, closed, *, alpha=0.01, lambda_kl=3.0, temperature=0.7, exact_kl=False,
-               unclosed_penalty=1.0, vocab_size=None, micro_tokens=16384):
+               vocab_size=None, micro_tokens=16384):
     """r = r_SS - lambda r_KL, less 1 if the explanation was not closed. Returns a Reward.
 
     questions, solutions: N texts; explanations: N lists of ids, as sampled (see Format.split); closed: N bools. All log-probs are taken at the
@@ -383,7 +383,7 @@ def rlt_reward(teacher, student, fmt, questions, solutions, explanations, closed
             out.token_kl[i], out.solution_logp[i] = token_kl, logp
             out.r_ss[i] = logp.mean() + alpha * logp.min()
             out.r_kl[i] = token_kl.mean() + alpha * token_kl.max()
-            out.reward[i] = max(out.r_ss[i] - lambda_kl * out.r_kl[i] - unclosed_penalty * (not closed[i]), torch.tensor(EMPTY_REWARD))
+            out.reward[i] = max(out.r_ss[i] - lambda_kl * out.r_kl[i] - (not closed[i]), torch.tensor(EMPTY_REWARD))
     return out
 
 def as_tensors(lists):
@@ -413,7 +413,7 @@ def teach(teacher, student, fmt, lessons, config, samples, max_rows, seed):
     """`samples` explanations of each of P lessons, scored: (the Rollout, a dict an explanation, the Reward). A lesson's stand side by side.
     `config` is that of train or of explain."""
     size = len(fmt.tokenizer)
-    stops = stop_ids(teacher, fmt.tokenizer)
+    stops = stop_ids(teacher, tokenizer=fmt.tokenizer)
     prompts = [fmt.teacher_prompt(lesson.question, lesson.solution) for lesson in lessons]
     rolled = rollout(teacher, None, prompts, group_size=samples, max_new_tokens=config.max_new_tokens, temperature=config.temperature, stops=stops,
                      also_stop=fmt.closes, vocab_size=size, max_rows=max_rows, seed=seed)

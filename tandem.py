@@ -17,7 +17,7 @@ Departures from the paper and its released code
 Run it
     python tandem.py                                    # the built-in toy world, vanilla GRPO and then tandem; minutes on a laptop's CPU
     python tandem.py --preset gsm8k                     # Qwen3-0.6B on GSM8K, one GPU
-    python tandem.py --preset gsm8k --prob-senior 1 --out runs/vanilla    # vanilla GRPO, the control; with --kl-coef 0.001 the KL-Reg control
+    python tandem.py --preset gsm8k --prob-senior 1 --out runs/vanilla    # vanilla GRPO; --kl-coef 0.001: KL-Reg; --group-size 16: G16
 """
 import argparse, contextlib, copy, functools, glob, inspect, itertools, json, logging, math, operator, os, random, re, shutil, signal, subprocess
 import sys, threading, time
@@ -108,10 +108,10 @@ class Config(GRPOConfig):
         with blame("--habit is not a regular expression"):
             re.compile(self.habit)
 
-def check_ranges(config):
-    """Raises UserError that names a number out of its range, or a word that is none of its choices."""
+def check_ranges(config, **ranges):
+    """Raises UserError that names a number out of its range (RANGES, or one given here), or a word that is none of its choices."""
     for f in fields(config):
-        value, (low, high) = getattr(config, f.name), RANGES.get(f.name, (0, 10**7))
+        value, (low, high) = getattr(config, f.name), {**RANGES, **ranges}.get(f.name, (0, 10**7))
         if type(value) is not f.type and (f.type, type(value)) != (float, int):  # (in a config.json that was edited)
             raise UserError(f"{flag(f.name)} must be {f.type.__name__}, not {value!r}")
         if f.type in (int, float) and not low <= value <= high:  # (never so for NaN)
@@ -126,6 +126,7 @@ RANGES = {  # every other number may be anything from 0 to ten million
         "eval_problems", "eval_samples"), (1, 10**7))}
 CHOICES = {"loss_mean": ("token", "sequence"), "device": ("auto", "cuda", "mps", "cpu"), "dtype": ("auto", "bfloat16", "float32"),
            "schedule": ("word", "token", "step")}
+NEUTRAL = {"show", "resume", "out", "device", "save_every", "max_rows", "micro_tokens", "gradient_checkpointing"}  # change rounding at most
 PRESETS = {"paper": {},  # 2 x A100 80 GB in the paper
     "gsm8k": dict(model="Qwen/Qwen3-0.6B", data="gsm8k", eval_data="gsm8k-test", eval_problems=200, max_new_tokens=512, out="runs/gsm8k"),
     "toy": dict(model=str(TOY / "senior"), junior=str(TOY / "junior"), data=str(TOY / "train.jsonl"), eval_data=str(TOY / "eval.jsonl"),
@@ -149,7 +150,7 @@ def parse_config(config_class, presets, argv, description):
     given = {**presets[given.pop("preset", "paper" if argv else "toy")], **given}
     config = config_class(**given)
     if getattr(config, "resume", False):
-        stored, free = Path(config.out) / "config.json", {"steps", "show", "resume", "out", "device", "save_every"}  # how far, where, how visibly
+        stored, free = Path(config.out) / "config.json", NEUTRAL | {"steps"}
         if not stored.is_file():
             raise UserError(f"--resume: there is no run in {config.out} (no config.json)")
         with blame(f"--resume: {stored} is not the config of such a run"):
@@ -273,7 +274,7 @@ def verify(text, answer, numbers=()):
     if numbers:
         box = box.partition("=")[0].replace("×", "*").replace("÷", "/")
         spare = Counter(re.findall("[0-9]+", box)) - Counter(map(str, numbers))
-        legal = len(box) <= 200 and re.fullmatch(r"([0-9 +\-*/(){}]|\\(times|cdot|div|frac|left|right))+", box) and not spare
+        legal = len(box) <= 200 and re.fullmatch(r"([0-9 +\-*/(){}]|\\(times|cdot|div|left|right)|\\frac *(?={))+", box) and not spare
         legal = legal and not re.search(r"[0-9)}]\s*(\(|\\left|\\frac)|[)}]\s*[0-9]", box)  # 3(4) is a product to some, and 3 + 4 to math-verify
         return float(bool(legal) and grader.equal(answer, box))  # (math-verify parses it, and computes with exact fractions)
     box = box if "=" in answer else re.sub(r"^[A-Za-z]\w*\s*=\s*", "", box)  # `x = 7` is 7, but `8 = 7` is nothing
@@ -313,8 +314,9 @@ load_tokenizer = functools.partial(from_pretrained, transformers.AutoTokenizer)
 
 def load_model(name, device, dtype):
     """A causal language model, safetensors only, in eval mode. Raises UserError for one that the cache or the plain output head would get wrong."""
-    model = from_pretrained(transformers.AutoModelForCausalLM, name, dtype=dtype, attn_implementation="sdpa", use_safetensors=True)
-    config = model.config
+    config = from_pretrained(transformers.AutoConfig, name)  # without dropout: two scorings of the same tokens are the same
+    config.update({key: 0.0 for key, value in vars(config).items() if "drop" in key and isinstance(value, float)})
+    model = from_pretrained(transformers.AutoModelForCausalLM, name, config=config, dtype=dtype, attn_implementation="sdpa", use_safetensors=True)
     layers = getattr(config, "layer_types", None) or ["sliding" if getattr(config, "sliding_window", None) else "full_attention"]
     if set(layers) != {"full_attention"} or any(getattr(config, scale, None) not in (None, 1.0) for scale in (
             "final_logit_softcapping", "logit_scale", "logits_scaling")):
@@ -378,10 +380,10 @@ def check_same_vocabulary(tokenizer, other, name):
         raise UserError(f"{name}: another vocabulary than its partner's ({len(theirs)} entries against {len(ours)}; for instance token "
                         f"{token!r} is {theirs.get(token, 'missing')} there and {ours.get(token, 'missing')} here)")
 
-def stop_ids(model, tokenizer=None):
-    """Every id that ends an answer: all of the generation config's, and the tokenizer's."""
-    ids = model.generation_config.eos_token_id
-    return sorted({*(ids if isinstance(ids, (list, tuple)) else [ids]), tokenizer and tokenizer.eos_token_id} - {None})
+def stop_ids(*models, tokenizer=None):
+    """Every id that ends an answer: all of the models' generation configs, and the tokenizer's."""
+    ids = [model.generation_config.eos_token_id for model in models if model] + [tokenizer and tokenizer.eos_token_id]
+    return sorted({i for some in ids for i in (some if isinstance(some, (list, tuple)) else [some])} - {None})
 # ------------------------------------- 4. Rollout (the paper's tandem rollout) -------------------------------------
 def token_texts(tokenizer, vocab_size):
     """What each id adds to a text, V strings; decoded behind an anchor, since some tokenizers strip a text's first space."""
@@ -399,11 +401,11 @@ def word_boundaries(tokenizer, vocab_size):
 
 @dataclass
 class Schedule:
-    """When the author is redrawn, and how: after a token of `always`, after one of `opens` that follows one of `closes` (the two halves
-    of a blank line), and after `max_gap` tokens without a redraw. The tables are bool [V]; the latter two are None where no pair of tokens counts."""
+    """When the author is redrawn, and how: after a token of `always`; after one of `starts` behind one of `ends` (which start and end with half a
+    blank line); after `max_gap` tokens without a redraw. The tables are bool [V]; the latter two are None where no pair of tokens counts."""
     always: torch.Tensor
-    opens: torch.Tensor | None
-    closes: torch.Tensor | None
+    starts: torch.Tensor | None
+    ends: torch.Tensor | None
     max_gap: int
     prob_senior: float = 0.5
     alternate: bool = False  # evaluation: no coins; the senior begins, and each redraw is the other one's turn
@@ -418,8 +420,8 @@ class Schedule:
         """Who writes after `token`, which stands behind `before`, and where that was drawn; all [R]. The row has n tokens now, and had `drawn` at its
         last redraw; author and coin are True for the senior. At max_gap 3, _a x y z _b from drawn = 0 on give 1 1 1 4 5."""
         redraw = self.always[token] | (n - drawn >= self.max_gap)
-        if self.opens is not None:  # (the halves of a blank line that a redraw parts are none)
-            redraw |= self.opens[token] & self.closes[before] & (n - drawn > 1)
+        if self.starts is not None:  # (the halves of a blank line that a redraw parts are none)
+            redraw |= self.starts[token] & self.ends[before] & (n - drawn > 1)
         return torch.where(redraw, ~author if self.alternate else coin, author), torch.where(redraw, n, drawn)
 
 def grouped_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **more):
@@ -528,7 +530,7 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
             also_stop=None, vocab_size=None, max_rows=0, max_turns=sys.maxsize, seed=0):
     """Writes `group_size` completions of each of P prompts (lists of ids), senior and junior in turns: a Rollout of N = P * group_size rows, a
     prompt's side by side. schedule: when the author changes; None, or prob_senior 1: the senior alone, `junior` is not run. stops: ids that end a
-    completion (default: all of the senior's generation config, which has no other influence); also_stop(ids [R, T], lengths [R]) -> bool [R]: which
+    completion (default: all of the writers' generation configs, which have no other influence); also_stop(ids [R, T], lengths [R]) -> bool [R]: which
     end for another reason, such as their text. vocab_size: ids from there on are never sampled. max_rows: sequences decoded at a time at most, 0:
     all that fit; the result is the same. max_turns: a completion is cut where another turn would begin. Temperature 0 is greedy."""
     n, device = len(prompts) * group_size, senior.device
@@ -537,10 +539,10 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
     generator = torch.Generator().manual_seed(seed)  # its own, and on the CPU: the same numbers on every device
     uniform = torch.rand(n, max_new_tokens, generator=generator).to(device)  # a row's own numbers, whatever else is in the batch
     coins = (torch.rand(n, max_new_tokens + 1, generator=generator) < (1.0 if solo else schedule.prob_senior)).to(device)
-    stops = torch.tensor(stop_ids(senior) if stops is None else stops, device=device)
     zeros = torch.zeros(n, max_new_tokens, dtype=torch.long, device=device)
     out = Rollout(zeros, zeros[:, 0].clone(), zeros.bool(), zeros[:, 0].bool(), zeros[:, 0] + 1)
     models = (senior,) if solo else (senior, junior)
+    stops = torch.tensor(stop_ids(*models) if stops is None else stops, device=device)
     pair = not solo and not in_turns and (junior,) == getattr(senior, "base", None)
     schedule = None if solo else replace(schedule, **{name: x.to(device) for name, x in vars(schedule).items() if torch.is_tensor(x)})
     modes = [model.training for model in models]
@@ -561,22 +563,21 @@ def rollout(senior, junior, prompts, *, group_size=1, max_new_tokens=128, schedu
 
 def write(out, row, readers, tokens, start, schedule, sampling, stops, also_stop, uniform, coins, max_turns):
     """Writes the rows `row` [R] of `out`, token by token, behind their prompts: tokens [R, L], of `start` [R] ids. A row's state moves with it."""
-    open_rows, in_turns, one = torch.ones_like(row, dtype=torch.bool), len(readers) == 2, 0
+    open_rows, in_turns, active = torch.ones_like(row, dtype=torch.bool), len(readers) == 2, 0  # active: the reader that reads now
     author, upto, drawn, turn = open_rows.clone() if in_turns else coins[row, 0], start.clone(), torch.zeros_like(row), torch.ones_like(row)
     while len(row):
         authors = torch.stack([author, ~author]) & open_rows  # [2, R]: the rows that the senior writes now, and the junior
         if in_turns:  # long turns: the model with more rows to write goes on, and the other's rows wait
-            authors[1 - (one := int(authors.sum(1).argmax()))] = False
+            authors[1 - (active := int(authors.sum(1).argmax()))] = False
         wanted = [rows.nonzero()[:, 0] for rows in (authors.view(1, -1) if readers[0].pair else authors)]
         now = torch.cat(wanted) % len(row)  # the senior's rows first, as in the logits
-        logits = torch.cat(readers[one].read(tokens, upto, wanted[one:]))
         r, at, t, writer, turns = row[now], upto[now], (upto - start)[now], author[now], turn[now]
-        token, n = sample(logits, uniform[r, t], *sampling), t + 1
+        token, n = sample(torch.cat(readers[active].read(tokens, upto, wanted[active:])), uniform[r, t], *sampling), t + 1
         out.ids[r, t], out.senior_mask[r, t], out.lengths[r], out.turns[r] = token, writer, n, turns
         out.finished[r] = torch.isin(token, stops) | (also_stop(out.ids[r], n) if also_stop else False)
         tokens[now, at], upto[now] = token, at + 1
         if schedule is not None:
-            then, drawn[now] = schedule.after(token, None if schedule.opens is None else tokens[now, at - 1], drawn[now], n, writer, coins[r, n])
+            then, drawn[now] = schedule.after(token, None if schedule.starts is None else tokens[now, at - 1], drawn[now], n, writer, coins[r, n])
             author[now], turn[now] = then, turns + (then != writer)
         open_rows = ~out.finished[row] & (upto - start < uniform.size(1)) & (turn <= max_turns)
         if (~open_rows).sum() > len(row) // (3 if row.is_cuda else 8):  # finished rows leave a few at a time: caches are copied, graphs captured anew
@@ -589,10 +590,9 @@ kv_size = lambda config: (getattr(config, "num_key_value_heads", None) or config
 cache_bytes = lambda model: 2 * model.config.num_hidden_layers * kv_size(model.config) * model.dtype.itemsize  # of one token of one row
 
 def rows_that_fit(models, width, reserved=0):
-    """How many rows of `width` tokens the caches can hold at a time: on a GPU, in nine tenths of what is free; elsewhere, any number."""
-    if models[0].device.type != "cuda":
-        return sys.maxsize
-    free = torch.cuda.get_device_properties(models[0].device).total_memory - torch.cuda.memory_allocated(models[0].device) - reserved
+    """How many rows of `width` tokens the caches can hold at a time: any number, but on a GPU in nine tenths of what this process leaves free."""
+    if (device := models[0].device).type != "cuda": return sys.maxsize
+    free = torch.cuda.get_device_properties(device).total_memory - torch.cuda.memory_allocated(device) - reserved
     return max(1, int(0.9 * free / width / sum(map(cache_bytes, models))))
 
 def padded(lists, width, device):
@@ -650,13 +650,13 @@ def real_tokens(ids, lengths):
 
 def k3(logp, other):
     """Unbiased, never negative estimate of KL(p || other) on samples of p: r - 1 - log r, r = other / p. (Its gradient is KL(other || p)'s.)"""
-    log_ratio = (other - logp).clamp(-20, 20)  # beyond e**20 held: the exponential would overflow, and turn the gradient into NaN
+    log_ratio = (other - logp).clamp(max=20)  # held above: fp32 overflows at e**89, and turns the gradient into NaN
     return torch.exp(log_ratio) - 1 - log_ratio
 
 def grpo_loss(logp, old_logp, advantages, mask, clip_eps, ref_logp=None, kl_coef=0.0, denominator=None):
-    """The clipped surrogate over `mask`, with an optional k3 KL, divided by `denominator` (default: the mask's sum; a number, or [N, 1]; with
-    micro-batches that of the whole optimiser step). logp, old_logp, ref_logp [N, T]; advantages [N]; mask [N, T] bool, in tandem the *senior's*
-    tokens, in numerator and denominator alike; an empty one gives 0. What is masked out is selected away first, so a NaN there does no harm."""
+    """1 / denominator * sum over `mask` of -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + kl_coef k3, where rho = pi / pi_old. The denominator is the
+    mask's sum, if it is not given: a number, or [N, 1], of a whole optimiser step. logp, old_logp, ref_logp [N, T]; advantages [N]; mask [N, T] bool,
+    in tandem the *senior's* tokens, above and below alike; an empty one gives 0. What it leaves out is selected away, so a NaN there does no harm."""
     mask, advantages = mask.bool(), advantages[:, None]  # [N, 1]
     denominator = mask.sum().clamp(min=1) if denominator is None else denominator
     logp = torch.where(mask, logp, 0.0)
@@ -701,9 +701,10 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
     sums, norms = Counter(), []
     model.train()
     for update in (range(n)[start:start + per_update] for start in range(0, n, per_update)):  # the rows of an optimiser step
-        tokens = batch.mask.sum(1, keepdim=True)  # [N, 1]; the denominator is that of the whole step, however it is split
+        tokens = batch.mask.sum(1, keepdim=True)  # [N, 1]; token mean: of all tokens of the step; sequence mean: of each row's, then of the rows
         denominator = tokens[update].sum().expand_as(tokens) if config.loss_mean == "token" else tokens * (tokens[update] > 0).sum()
-        live = [i for i in update if advantages[i] != 0 or ref_logp is not None] or update  # (if there is none, Adam is given zeros)
+        live = [i for i in update if advantages[i] != 0 or ref_logp is not None]
+        live = live or update  # (if there is none, Adam is given zeros)
         idle = sorted({*update} - {*live})  # rows whose gradient is exactly 0: they are measured, but get no backward pass
         for rows in micro_batches(live, totals, config.micro_tokens) + micro_batches(idle, totals, config.micro_tokens):
             with torch.set_grad_enabled(rows[0] in live):
@@ -711,9 +712,9 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
             now = (rows, slice(logp.size(1)))
             on, old, ref = batch.mask[now], logp.detach() if old_logp is None else old_logp[now], None if ref_logp is None else ref_logp[now]
             loss = grpo_loss(logp, old, advantages[rows], on, config.clip_eps, ref, config.kl_coef, denominator[rows].clamp(min=1))
-            if lambda_jun:  # paper 3.4, departure 4: KL(junior || senior) over the tokens that the junior wrote
+            if lambda_jun:  # paper 3.4, departure 4: KL(junior || senior), estimated on the tokens that the junior wrote
                 loss = loss + lambda_jun * torch.where(others[now], k3(ref, logp), 0.0).sum() / others[update].sum().clamp(min=1)
-            loss.requires_grad and loss.backward()
+            if loss.requires_grad: loss.backward()
             ratio, kl = torch.exp(logp.detach() - old), {} if ref is None else {"kl": k3(logp.detach(), ref)}
             parts = {"tokens": on, "ratio": ratio, "clipped": (ratio - 1) * advantages[rows, None].sign() > config.clip_eps, "entropy": entropy, **kl}
             sums.update({name: part[on].sum().item() for name, part in parts.items()}, loss=loss.item())
@@ -758,7 +759,7 @@ class Run:
             shutil.rmtree(aside, ignore_errors=True)
             save_model(model, aside, self.config.model)
             tokenizer.save_pretrained(aside)
-            state and torch.save(state, aside / "trainer_state.pt")
+            if state: torch.save(state, aside / "trainer_state.pt")
             shutil.rmtree(target, ignore_errors=True)
             os.replace(aside, target)
         except Exception as error:  # OSError, RuntimeError, safetensors' own: each writer reports a full disk in its own way
@@ -781,7 +782,7 @@ def training(run, model, tokenizer, config, advance, evaluate):
     rows = read_jsonl(run.folder / "metrics.jsonl")
     if (run.folder / "final").is_dir() and (not run.newest or rows and rows[-1].get("step", 0) >= config.steps):  # done, or nothing to go on from
         return print(f"{run.folder} is finished") or rows
-    config.gradient_checkpointing and getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # (the same, renamed)
+    if config.gradient_checkpointing: getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # (the same, renamed)
     step, stopping, trained = run.step, threading.Event(), [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=model.device.type == "cuda")
     if run.newest:
@@ -792,13 +793,14 @@ def training(run, model, tokenizer, config, advance, evaluate):
     run.start()
     if not run.newest and config.eval_every:
         run.log("metrics.jsonl", [{"step": 0, **evaluate(0)}])
-    before = signal.signal(signal.SIGINT, lambda *_: (stopping.set(), signal.signal(signal.SIGINT, signal.default_int_handler)))
-    with tqdm(total=config.steps, initial=step, desc=f"{run.folder.name} (Ctrl-C: after the step)", unit="step", disable=None) as bar:
+    with contextlib.ExitStack() as after, tqdm(total=config.steps, initial=step, desc=f"{run.folder.name} (Ctrl-C ends it)", disable=None) as bar:
+        stop = lambda *_: (stopping.set(), signal.signal(signal.SIGINT, signal.default_int_handler))
+        after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, stop))
         while step < config.steps and not stopping.is_set():
             step += 1
             metrics, samples = advance(step, optimizer)
             if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
-                raise UserError(f"step {step}: the loss or its gradient is not finite; {run.folder} can be resumed from its newest checkpoint")
+                raise UserError(f"step {step}: the loss or its gradient is not finite: start anew from {run.newest or config.model} at a lower --lr")
             metrics = {"step": step, **metrics, "memory_gb": peak_memory_gb(model.device)}
             tqdm.write(readable(metrics))
             if config.eval_every and (step % config.eval_every == 0 or step == config.steps):
@@ -810,7 +812,6 @@ def training(run, model, tokenizer, config, advance, evaluate):
             if step % config.save_every == 0 or step == config.steps or stopping.is_set():
                 adapter = {name: p for name, p in model.state_dict().items() if ".lora_" in name}  # (of a model without one, nothing)
                 run.save(f"checkpoint-{step}", model, tokenizer, {"optimizer": optimizer.state_dict(), "adapter": adapter})
-    signal.signal(signal.SIGINT, before)
     if step < config.steps:
         return print(f"stopped at step {step} of {config.steps}; to go on, the same command with --resume (the demo: without)")
     if not run.save("final", model, tokenizer):
@@ -867,7 +868,7 @@ class Tandem:
     """What makes GRPO tandem RL: how a batch is collected, and what is measured on held-out problems. Problems: [(Problem, prompt ids)]."""
     def __init__(self, config, senior, junior, tokenizer, train, held_out):
         self.config, self.senior, self.junior, self.tokenizer, self.train, self.held_out = config, senior, junior, tokenizer, train, held_out
-        self.settings = dict(stops=stop_ids(senior, tokenizer), vocab_size=len(tokenizer), max_new_tokens=config.max_new_tokens)
+        self.settings = dict(stops=stop_ids(senior, junior, tokenizer=tokenizer), vocab_size=len(tokenizer), max_new_tokens=config.max_new_tokens)
         self.schedule_of = functools.lru_cache(functools.partial(Schedule.of, tokenizer, len(tokenizer), max_gap=config.max_gap))
         self.schedule = self.schedule_of(config.schedule, config.prob_senior) if config.prob_senior < 1 else None
     def collect(self, step):
@@ -877,7 +878,7 @@ class Tandem:
                          temperature=c.temperature, max_rows=c.max_rows, seed=stream(c.seed, "rollout", step), **self.settings)
         metrics, samples = self.graded(rolled, problems, c.group_size)
         share = (rolled.senior_mask.sum() / rolled.lengths.sum()).item()
-        if abs(share - c.prob_senior) > (0.2 if c.prob_senior < 1 else 0):  # with the authorship mask lost, tandem fails open to plain GRPO
+        if abs(share - c.prob_senior) > 0.2 or (share == 1) != (c.prob_senior == 1):  # with the authorship mask lost, tandem fails open to GRPO
             tqdm.write(f"WARNING: the senior wrote {share:.0%} of the tokens, with --prob-senior {c.prob_senior}: is its mask right?")
         metrics = {"senior_share": share, "handovers": (rolled.turns - 1.0).mean().item(), **metrics}
         prompts, rewards = [ids for _, ids in problems for _ in range(c.group_size)], torch.tensor([sample["reward"] for sample in samples])
@@ -980,8 +981,7 @@ def demo(out="runs/toy", more=()):
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    if not argv:
-        return demo()
+    if not argv: return demo()
     config = parse_config(Config, PRESETS, argv, "Tandem Reinforcement Learning (arXiv 2606.28166)")
     return 130 if train(config) is None else print(f"{config.out}/: final/ is the trained model, metrics.jsonl and samples.jsonl the log")
 
@@ -989,7 +989,7 @@ def run_main(entry):
     """A script's entry: a user's mistake or a full disk is one line, not a traceback."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    hasattr(sys.stdout, "reconfigure") and sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign must not cost a run
+    if hasattr(sys.stdout, "reconfigure"): sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign must not cost a run
     try:
         sys.exit(entry())
     except (UserError, OSError, KeyboardInterrupt) as error:

@@ -360,8 +360,48 @@ def test_the_report(runs, tmp_path, capsys):
 
 
 def test_arms_may_be_named_and_hold_several_seeds(runs, tmp_path, capsys):
-    assert call("report", f"ours={runs}/t,{runs}/t", f"control={runs}/t-van*", "--out", tmp_path / "r") == 0
+    shutil.copytree(runs / "t", tmp_path / "again")
+    assert call("report", f"ours={runs}/t,{tmp_path}/again", f"control={runs}/t-van*", "--out", tmp_path / "r") == 0
     assert "ours: 2 seeds, control: 1 seed" in capsys.readouterr().out
+
+
+def test_a_folder_counts_once_and_may_have_an_equals_sign_in_its_name(runs, tmp_path, capsys):
+    for words in ([f"ours={runs}/t,{runs}/t"], [f"ours={runs}/t", f"ours={runs}/./t"], [runs / "t", f"{runs}/t/"]):
+        assert call("report", *words, "--out", tmp_path / "r") == 2
+        assert "is named twice" in (complaint := capsys.readouterr().err) and complaint.count("\n") == 1
+    shutil.copytree(runs / "t", tmp_path / "lr=1")
+    assert call("report", f"{tmp_path}/lr=*", f"other={tmp_path}/lr=1", "--out", tmp_path / "r") == 0
+    assert "tandem: 1 seed, other: 1 seed" in capsys.readouterr().out
+
+
+def test_a_report_of_many_arms_and_one_without_pass_at_1(runs, tmp_path, capsys, monkeypatch):
+    """Every arm is drawn; of what the figure does not show there is a table."""
+    from matplotlib.axes import Axes
+    drawn, bar = [], Axes.bar
+    monkeypatch.setattr(Axes, "bar", lambda self, *a, **k: (drawn.append(k["label"]), bar(self, *a, **k))[1])
+    assert call("report", *[f"a{i}={runs}/t" for i in range(8)], "--out", tmp_path / "r") == 0
+    assert {f"a{i}" for i in range(8)} <= set(drawn)
+    assert call("solo", "--preset", "toy", "--model", TOY / "senior", "--problems", 2, "--k", 4, "--out", tmp_path / "four") == 0
+    capsys.readouterr()
+    assert call("report", f"x={tmp_path}/four", "--out", tmp_path / "r4") == 0
+    assert "solo pass@4" in (printed := capsys.readouterr().out) and "report.png" not in printed
+    assert {p.name for p in (tmp_path / "r4").iterdir()} == {"report.md", "report.json"}
+
+
+def test_solo_needs_no_junior_and_may_be_greedy(runs, tmp_path):
+    gone = copy_of(runs / "t", tmp_path / "gone", junior=str(tmp_path / "nowhere"))
+    shutil.rmtree(gone / "eval")
+    for folder in ("a", "b"):
+        assert call("solo", "--preset", "toy", "--model", gone, "--problems", 2, "--n", 2, "--temperature", 0, "--out", tmp_path / folder) == 0
+    a, b = (json.loads((tmp_path / folder / "solo.json").read_text())["benchmarks"] for folder in "ab")
+    assert a == b and all(len({s["text"] for s in p["samples"]}) == 1 for p in a["eval.jsonl"])
+
+
+def test_rows_that_are_left_out_are_counted(tmp_path, capsys):
+    lines = [{"question": "Add 1 2", "answer": "3"}, {"question": "Add 1 2", "answer": None}, {"question": "", "answer": "3"}]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert call("solo", "--preset", "toy", "--model", TOY / "senior", "--data", tmp_path / "d.jsonl", "--out", tmp_path / "o") == 0
+    assert "d.jsonl: 2 of 3 rows are left out" in capsys.readouterr().out
 
 
 def copy_of(run, folder, **changes):

@@ -183,6 +183,18 @@ def test_k3_is_unbiased():
     assert (p * k3(p.log(), q.log())).sum().item() == pytest.approx((p * (p / q).log()).sum().item(), abs=1e-6)
 
 
+def test_what_the_reference_finds_impossible_is_pushed_down():
+    """k3 = r - 1 - log r has the gradient 1 - r in log p, so 1 however small r is; in the auxiliary KL, -1 for the other's own tokens."""
+    for gap in (30.0, 1e4):
+        logp = torch.tensor([-1.0], requires_grad=True)
+        value = k3(logp, torch.tensor([-1.0 - gap]))
+        value.backward()
+        assert value.item() == pytest.approx(gap - 1) and logp.grad.item() == pytest.approx(1)
+        senior = torch.tensor([-1.0 - gap], requires_grad=True)
+        k3(torch.tensor([-1.0]), senior).backward()
+        assert senior.grad.item() == pytest.approx(-1)
+
+
 @pytest.mark.parametrize("gap", [90.0, 1e4, -1e4])
 def test_k3_and_ratio_stay_finite_with_finite_gradients(gap):
     logp = torch.tensor([[-gap if gap > 0 else 0.0]], requires_grad=True)

@@ -209,6 +209,9 @@ def test_every_stop_id_stops_and_the_stop_is_part_of_the_answer():
     rolled = rollout(model, None, [[5, 5], [5] * 5, [5] * 8], max_new_tokens=6)
     assert rolled.ids.tolist() == [[9, 9, 2, 0, 0, 0], [9, 9, 1, 0, 0, 0], [9] * 6]
     assert rolled.lengths.tolist() == [3, 3, 6] and rolled.finished.tolist() == [True, True, False]
+    other = Scripted(model.rule, stops=[9, 7])  # what ends an answer of a model that writes in turns ends the joint one, whoever wrote it
+    assert rollout(model, other, [[5, 5]] * 4, max_new_tokens=6, schedule=word_schedule([9])).lengths.tolist() == [1] * 4
+    assert rollout(model, other, [[5, 5]], max_new_tokens=6).lengths.tolist() == [3]  # alone it has its own
     only_one = rollout(model, None, [[5, 5]], max_new_tokens=6, stops=[1])
     assert only_one.ids.tolist() == [[9, 9, 2, 9, 9, 1]]
 
@@ -341,7 +344,7 @@ def sentencepiece_like(vocab):
 def test_word_boundaries_of_a_sentencepiece_tokenizer():
     tokenizer = sentencepiece_like({"<unk>": 0, "a": 1, "▁": 2, "▁the": 3, "the": 4, "<0x20>": 5, "<0x0A>": 6})
     assert tandem.word_boundaries(tokenizer, 7).tolist() == [False, False, True, True, False, True, False]
-    assert Schedule.of(tokenizer, 7, "step").opens.tolist() == [False] * 6 + [True]
+    assert Schedule.of(tokenizer, 7, "step").starts.tolist() == [False] * 6 + [True]
 
 
 def test_a_tokenizer_without_words_is_an_error():

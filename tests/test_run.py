@@ -165,7 +165,8 @@ def test_only_the_last_two_checkpoints_keep_their_trainer_state(tmp_path):
     assert len(list((tmp_path / "r").glob("checkpoint-*/model.safetensors"))) == 4
 
 
-def test_the_alarm_when_the_authorship_mask_is_lost(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("prob_senior", [0.5, 0.9])  # (of 0.9, the lost mask's 1 is not far away)
+def test_the_alarm_when_the_authorship_mask_is_lost(tmp_path, capsys, monkeypatch, prob_senior):
     real = tandem.rollout
 
     def lost(*args, **settings):
@@ -173,7 +174,7 @@ def test_the_alarm_when_the_authorship_mask_is_lost(tmp_path, capsys, monkeypatc
         rolled.senior_mask = tandem.real_tokens(rolled.ids, rolled.lengths)
         return rolled
     monkeypatch.setattr(tandem, "rollout", lost)
-    assert call(*SHORT, "--steps", 1, "--eval-every", 0, "--out", tmp_path / "r") == 0
+    assert call(*SHORT, "--steps", 1, "--eval-every", 0, "--prob-senior", prob_senior, "--out", tmp_path / "r") == 0
     assert "WARNING: the senior wrote 100% of the tokens" in capsys.readouterr().out
 
 
@@ -303,6 +304,34 @@ def test_a_model_that_cannot_be_loaded_leaves_no_run_behind(tmp_path, capsys):
 def test_resume_refuses_settings_that_contradict_the_run(finished, capsys):
     assert call("--out", finished, "--resume", "--lr", "1e-3") == 2
     assert "has --lr 0.0003, not 0.001" in capsys.readouterr().err
+
+
+def test_a_run_that_ran_out_of_memory_goes_on_with_less(finished, tmp_path):
+    """What changes no result may change: rows at a time, tokens of a pass, recomputing."""
+    assert call(*SHORT, "--steps", 2, "--out", tmp_path / "r") == 0
+    assert call("--out", tmp_path / "r", "--resume", "--steps", 4, "--max-rows", 3, "--micro-tokens", 150, "--gradient-checkpointing") == 0
+    ours, theirs = weights(tmp_path / "r" / "final"), weights(finished / "final")
+    assert max((ours[k] - theirs[k]).abs().max() for k in ours) < 1e-5
+    assert [r["reward"] for r in rows(tmp_path / "r")[1:]] == [r["reward"] for r in rows(finished)[1:]]
+
+
+def test_an_error_in_a_step_gives_ctrl_c_back(tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(tandem, "grpo_update", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        tandem.main([*SHORT, "--out", str(tmp_path / "r")])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_model_with_dropout_is_trained_without_it(tmp_path):
+    """Whatever a family calls it: two scorings of the same ids in training mode are identical, and what is sampled is what is trained."""
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=64))
+    for name, model in (("qwen", tiny_model(0, attention_dropout=0.3)), ("gpt2", gpt2)):
+        model.save_pretrained(tmp_path / name)
+        for dropped, loaded in ((True, model), (False, tandem.load_model(str(tmp_path / name), torch.device("cpu"), torch.float32))):
+            loaded.train()
+            a, b = (tandem.completion_logprobs(loaded, [[5, 6, 7]], torch.arange(10, 30)[None], torch.tensor([20]), 1.0) for _ in range(2))
+            assert torch.equal(a, b) != dropped
 
 
 def test_long_prompts_are_skipped_and_counted(tmp_path, capsys):
