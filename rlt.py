@@ -160,7 +160,7 @@ class DistillConfig(SFTConfig):
     eval_top_p: float = 1.0  # likewise
     eval_top_k: int = 0  # likewise; 0: all
     eval_every: int = 100000  # steps between evaluations, beside those before and after; 0: none
-    prompt_suffix: str = tandem.Config.prompt_suffix  # follows each question in evaluation (those of --data are taken as they are)
+    prompt_suffix: str = tandem.Config.prompt_suffix  # follows each question, in training and in evaluation, unless it asks for a box itself
     max_new_tokens: int = 4096  # answers are cut here
     max_rows: int = 64  # answers decoded at a time
     show: int = 0  # answers shown in the terminal at each evaluation
@@ -272,7 +272,7 @@ def chat_parts(chat):
 class Format:
     """How teacher and student see a question, an explanation and a solution.
 
-    teacher:  system, user = question, assistant = OPEN_s solution CLOSE_s, OPEN_e | explanation CLOSE_e
+    teacher:  system, user = question, assistant = OPEN_s | solution | CLOSE_s, OPEN_e | explanation | CLOSE_e
     student:  system, user = question, assistant = OPEN_t | explanation | CLOSE_t, OPEN_s | solution | CLOSE_s
     Each piece between bars is encoded on its own.
     """
@@ -650,11 +650,15 @@ def distill(config):
     what = "traces" if lessons[0].explanation else "solutions without explanations"
     unboxed = sum("\\boxed" not in lesson.solution for lesson in lessons)
     print(f"{config.data}: {len(lessons)} {what}, {skipped} skipped for want of a part; {unboxed} without \\boxed{{}}, which the verifier reads")
-    problems = load_problems(config.eval_data)[0][:config.eval_problems] if config.eval_every else []
-    problems = [(p, encode_prompt(tokenizer, p.question + ("" if p.numbers else config.prompt_suffix), config.system_prompt)) for p in problems]
+    problems, skipped = load_problems(config.eval_data) if config.eval_every else ([], 0)
+    if skipped:
+        print(f"note: {config.eval_data}: {skipped} of {skipped + len(problems)} rows are left out, for want of a question or an answer")
+    def ask(question):
+        return encode_prompt(tokenizer, question + ("" if "\\boxed" in question else config.prompt_suffix), config.system_prompt)
+    problems = [(p, ask(p.question)) for p in problems[:config.eval_problems]]
     solo = tandem.Config(prob_senior=1.0, **{name: getattr(config, name) for name in (
         "max_new_tokens", "eval_samples", "eval_temperature", "eval_top_p", "eval_top_k", "max_rows", "seed", "show")})
-    examples = [(encode_prompt(tokenizer, x.question, config.system_prompt), fmt.response(x.explanation, x.solution)) for x in lessons]
+    examples = [(ask(x.question), fmt.response(x.explanation, x.solution)) for x in lessons]
     evaluate = lambda student, step: Tandem(solo, student, None, tokenizer, [], problems).evaluate(step)  # noqa: E731
     return finetune(run, config, tokenizer, examples, evaluate, config.best)
 

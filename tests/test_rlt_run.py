@@ -3,6 +3,7 @@ import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -145,6 +146,24 @@ def test_distill_and_warmup_resume_to_the_same_weights(tmp_path):
         same_run(tmp_path / name, out)
         assert call(name, "--out", out, "--resume") == 0  # finished: nothing happens
         same_run(tmp_path / name, out)
+
+
+def test_a_student_is_trained_on_the_prompts_it_is_measured_with(tmp_path, capsys, monkeypatch):
+    """Whatever the corpus: a question that asks for a box is taken as it is, any other gets the suffix, in training and evaluation alike."""
+    for name in ("lessons", "problems"):
+        lines = [{"question": q, "solution": "\\boxed{2}", "answer": "2"} for q in ("1+a1=?", "1+a1=? Put it in \\boxed{}.")] + [{"question": "1+a1=?", "answer": None}]
+        jsonl(tmp_path / f"{name}.jsonl", *lines)
+    seen = {}
+
+    def finetune(run, config, tokenizer, examples, evaluate, best):
+        seen.update(trained=[prompt for prompt, _ in examples], tokenizer=tokenizer)
+        return evaluate(None, 0)
+    monkeypatch.setattr(rlt, "finetune", finetune)
+    monkeypatch.setattr(rlt, "Tandem", lambda *args: SimpleNamespace(evaluate=lambda step: seen.update(measured=[ids for _, ids in args[-1]])))
+    call("distill", *SHORT["distill"], "--data", tmp_path / "lessons.jsonl", "--eval-data", tmp_path / "problems.jsonl", "--prompt-suffix", " Box it.", "--out", tmp_path / "r")
+    assert seen["trained"] == seen["measured"] == [
+        tandem.encode_prompt(seen["tokenizer"], text) for text in ("1+a1=? Box it.", "1+a1=? Put it in \\boxed{}.")]
+    assert "problems.jsonl: 1 of 3 rows are left out" in capsys.readouterr().out
 
 
 def test_a_distilled_student_measures_itself_and_starts_cold_rl(tmp_path, capsys):
