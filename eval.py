@@ -14,8 +14,8 @@ Where the paper leaves a choice
     1. Drift has no formula in the paper or its scripts. Here: the KL over the whole vocabulary at each token of the senior's solo answers, both
        models at temperature 1; its mean over all tokens, and its sum over an answer, averaged over answers (short answers dilute a mean).
     2. Legibility is the mean over an answer's tokens, then over answers, then over benchmarks; the ids are those that were sampled.
-    3. The paper averages over AIME24-26 and AMC23-25; the default here is AIME24 and AMC23. Others can be named (AIME25, AIME26) or given as files.
-       Hand-off as a share of solo is the ratio of the two averages.
+    3. The paper averages over AIME24-26 and AMC23-25; the default here is what a run was evaluated on in training, or AIME24 and AMC23. Others can be
+       named (AIME25, AIME26) or given as files. Hand-off as a share of solo is the ratio of the two averages.
     4. Intervals are 95 % percentile bootstraps over problems, and over seeds where an arm has several. Differences between two arms are taken on
        the same problems: a difference of single means on 30 problems is noise.
 
@@ -23,7 +23,8 @@ Run it
     python eval.py all --model runs/toy --preset toy                      # all four, of a run that `python tandem.py` makes;
     python eval.py all --model runs/toy-vanilla --preset toy              # likewise of the other
     python eval.py report runs/toy runs/toy-vanilla                       # table, differences, figure
-    python eval.py all --model runs/gsm8k --data gsm8k-test,aime24        # a real run; the junior is the one it was trained with
+    python eval.py all --model runs/gsm8k --data gsm8k-test,aime24        # a real run; the junior is the one it was trained with, and so is the
+                                                                          # data, if none is named
     python eval.py solo --model Qwen/Qwen3-0.6B --data math-test --problems 100
 """
 import functools, glob, hashlib, itertools, json, math, os, platform, random, sys
@@ -52,7 +53,7 @@ class Config:
     """What is measured, and how the senior and the junior are sampled."""
     model: str = ""  # a run's folder, a checkpoint or any other model folder, or a hub name
     junior: str = OF_RUN  # the frozen partner; of the run: the one it was trained with
-    data: str = "aime24,amc23"  # benchmarks, separated by commas: names or local files
+    data: str = OF_RUN  # benchmarks, separated by commas: names or local files; of the run: its --eval-data, or aime24,amc23
     problems: int = 0  # at most so many problems of each benchmark; 0: all
     n: int = 8  # answers to each problem
     k: str = ""  # the k of pass@k, separated by commas; empty: those of 1, 2, 4, 8 that n allows
@@ -134,7 +135,7 @@ def read_json(path, *keys):
         return {**content, **{key: content[key] for key in keys}}  # (KeyError, TypeError)
 
 def resolve(config):
-    """(the senior's model folder or hub name, config with the run's junior, suffix and output folder filled in). Raises UserError."""
+    """(the senior's model folder or hub name, config with the run's junior, data, prompts and output folder filled in). Raises UserError."""
     given = Path(config.model)
     run = next((folder for folder in (given, given.parent) if (folder / "config.json").is_file() and (folder / "metrics.jsonl").is_file()), None)
     stored = read_json(run / "config.json", "model") if run else {}
@@ -146,15 +147,18 @@ def resolve(config):
         model = str(found[-1])
     elif given.is_dir() and not (given / "config.json").is_file():
         raise UserError(f"{given}: neither a run nor a model (no config.json)")
-    junior, suffix, system, out = config.junior, config.prompt_suffix, config.system_prompt, config.out
+    junior, data, suffix, system, out = config.junior, config.data, config.prompt_suffix, config.system_prompt, config.out
     if junior == OF_RUN:
         junior = stored.get("model" if stored.get("junior") == "self" else "junior", "")
+    if data == OF_RUN:
+        data = stored.get("eval_data") or "aime24,amc23"
     if suffix == OF_RUN:
         suffix = stored.get("prompt_suffix", tandem.Config.prompt_suffix)
     if system == OF_RUN:
         system = stored.get("system_prompt", "")
     tail = "eval" if run == given else f"eval-{given.name}"
-    return model, replace(config, junior=junior, prompt_suffix=suffix, system_prompt=system, out=out or str(run / tail if run else Path("runs") / tail))
+    out = out or str(run / tail if run else Path("runs") / tail)
+    return model, replace(config, junior=junior, data=data, prompt_suffix=suffix, system_prompt=system, out=out)
 
 
 # ------------------------------------- 3. Measuring -------------------------------------
@@ -183,7 +187,8 @@ class Measurement:
         lines = tandem.read_jsonl(self.partial)
         self.finished = stored is not None
         stored = stored or (lines[0] if lines else settings)
-        for key in (settings.keys() | stored.keys()) - {"model", "junior"}:  # (their hashes tell; folders may move)
+        keys = (settings.keys() | stored.keys()) - {"model", "junior"}  # (their hashes tell; folders may move)
+        for key in sorted(keys, key=lambda key: ("hash" in key, key == "k", key)):  # the cause before what it brings about
             if stored.get(key) != settings.get(key):
                 if key.endswith("_hash") and key != "data_hash":
                     raise UserError(f"{self.path} was made with other weights of the {key[:-5].replace('model', 'senior')} (trained further since?): "

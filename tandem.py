@@ -126,7 +126,7 @@ RANGES = {  # every other number may be anything from 0 to ten million
         "eval_problems", "eval_samples"), (1, 10**7))}
 CHOICES = {"loss_mean": ("token", "sequence"), "device": ("auto", "cuda", "mps", "cpu"), "dtype": ("auto", "bfloat16", "float32"),
            "schedule": ("word", "token", "step")}
-NEUTRAL = {"show", "resume", "out", "device", "save_every", "max_rows", "micro_tokens", "gradient_checkpointing"}  # change rounding at most
+NEUTRAL = {"show", "resume", "out", "device", "save_every", "eval_every", "max_rows", "micro_tokens", "gradient_checkpointing"}  # change no result
 PRESETS = {"paper": {},  # 2 x A100 80 GB in the paper
     "gsm8k": dict(model="Qwen/Qwen3-0.6B", data="gsm8k", eval_data="gsm8k-test", eval_problems=200, max_new_tokens=512, out="runs/gsm8k"),
     "toy": dict(model=str(TOY / "senior"), junior=str(TOY / "junior"), data=str(TOY / "train.jsonl"), eval_data=str(TOY / "eval.jsonl"),
@@ -146,8 +146,8 @@ def parse_config(config_class, presets, argv, description):
     for f in fields(config_class):
         kind = {"type": (lambda s: s.encode().decode()) if f.type is str else f.type} if f.type is not bool else {"action": argparse.BooleanOptionalAction}
         parser.add_argument(flag(f.name), **kind, help=f"{docs[f.name]} (default: {f.default!r})".replace("%", "%%"))
-    given = vars(parser.parse_args(argv))
-    given = {**presets[given.pop("preset", "paper" if argv else "toy")], **given}
+    flags = vars(parser.parse_args(argv))
+    given = {**presets[flags.pop("preset", "paper" if argv else "toy")], **flags}
     config = config_class(**given)
     if getattr(config, "resume", False):
         stored, free = Path(config.out) / "config.json", NEUTRAL | {"steps"}
@@ -159,7 +159,7 @@ def parse_config(config_class, presets, argv, description):
             config.check()
         for name in [name for name in sorted(given.keys() - free) if given[name] != getattr(config, name)]:
             raise UserError(f"--resume: the run in {config.out} has {flag(name)} {getattr(config, name)!r}, not {given[name]!r}")
-        config = replace(config, **{name: given[name] for name in given.keys() & free})
+        config = replace(config, **{**{name: flags[name] for name in flags.keys() & free}, "out": str(stored.parent)})
     config.check()
     return config
 
@@ -190,8 +190,9 @@ def load_rows(name):
     """The rows of a named set or of a local file. Raises UserError for what is not there or not readable."""
     import datasets  # (here, since it takes a second)
     name = BUILT_IN.get(name, name)
-    if name not in HUB and not (Path(name).suffix in FILES and Path(name).is_file() and Path(name).stat().st_size):
-        raise UserError(f"no data {name!r}: name {', '.join([*HUB, *BUILT_IN])}, or a {', '.join(FILES)} file that exists and holds {NEEDED}")
+    state = "no such file" if not Path(name).is_file() else "an empty file" if not Path(name).stat().st_size else "another kind of file"
+    if name not in HUB and (Path(name).suffix not in FILES or state != "another kind of file"):
+        raise UserError(f"no data {name!r} ({state}): name {', '.join([*HUB, *BUILT_IN])}, or a {', '.join(FILES)} file that holds {NEEDED}")
     datasets.disable_progress_bars()
     datasets.utils.logging.set_verbosity(logging.CRITICAL)
     path, configuration, split = HUB.get(name, (FILES.get(Path(name).suffix), None, "train"))
@@ -222,8 +223,7 @@ def load_problems(name):
 def final_answer(value):
     """The final answer in a column's value, or None: after GSM8K's `####`, in the last box, or the value itself if it is short."""
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if not isinstance(value, (str, int, float)) or value != value:  # (NaN)
-        return None
+    if not isinstance(value, (str, int, float)) or value != value: return None  # (NaN)
     text = str(int(value) if isinstance(value, float) and value.is_integer() else value).rpartition("####")[2]  # (all of it, where there is none)
     text = extract_boxed(text) or text
     return text.strip() if text.strip() and len(text) <= 200 and "\n" not in text.strip() else None
@@ -308,6 +308,8 @@ def from_pretrained(kind, name, **settings):
         raise UserError(f"{name}: no model there (no config.json with a model_type); a run keeps its models in final/ and checkpoint-N/")
     if not Path(name).exists() and (name[0] in "./~" or name.startswith("runs/") or name.count("/") != 1):
         raise UserError(f"{name}: no such model folder, and not a hub name of the form OWNER/NAME")
+    if kind is transformers.AutoTokenizer and Path(name).is_dir() and not [*Path(name).glob("tokenizer*")]:
+        raise UserError(f"{name}: no tokenizer there; save the model's tokenizer beside it")
     with blame(f"{name} could not be loaded" + " from the hub (there is no such folder)" * (not Path(name).exists())):
         return kind.from_pretrained(name, trust_remote_code=False, **settings)
 load_tokenizer = functools.partial(from_pretrained, transformers.AutoTokenizer)
@@ -359,8 +361,7 @@ def adapted(base, rank, seed):
 def save_model(model, folder, base):
     """A Hugging Face folder; of a model with an adapter, the merged weights in fp32 (bf16 would round most of it away) and adapter/, for PEFT."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoRA)}
-    if not layers:
-        return model.save_pretrained(folder)
+    if not layers: return model.save_pretrained(folder)
     merged = copy.deepcopy(model.base[0], {id(p): torch.nn.Parameter(p.to("cpu", torch.float32, copy=True)) for p in model.base[0].parameters()})
     for name, layer in layers.items():
         merged.get_submodule(name).weight.data += (layer.scale * layer.lora_B @ layer.lora_A).detach().cpu()
@@ -504,8 +505,7 @@ class Reader:
 
 def sample(logits, uniform, temperature, top_k=0, top_p=1.0):
     """Draws an id a row, [R], from logits [R, V] and uniform [R] in [0, 1). Temperature 0 is greedy."""
-    if temperature == 0:
-        return logits.argmax(-1)
+    if temperature == 0: return logits.argmax(-1)
     logits = logits / temperature
     if top_k or top_p < 1:  # top-p sorts, which takes long for a whole vocabulary: among the k best
         best, where = logits.topk(min(top_k or logits.size(-1), logits.size(-1)))  # [R, k]
@@ -599,6 +599,10 @@ def padded(lists, width, device):
     """Lists of ids as one tensor [len(lists), width], padded with 0 on the right."""
     return torch.tensor([list(ids) + [0] * (width - len(ids)) for ids in lists], dtype=torch.long, device=device)
 # ------------------------------------- 5. Rewards and advantages (team reward) -------------------------------------
+def reward(text, problem):
+    """What the pair earns together for the text it wrote: 1 or 0. For another team reward change this; pass@k counts what `verify` says."""
+    return verify(text, problem.answer, problem.numbers)
+
 def completion_texts(tokenizer, rolled):
     """The text of each completion up to its stop id, N strings."""
     ids = [ids[:end] for ids, end in zip(rolled.ids.tolist(), (rolled.lengths - rolled.finished.long()).tolist())]
@@ -670,8 +674,7 @@ def micro_batches(rows, totals, budget):
     """`rows`, longest first, in batches of at most `budget` tokens, padding included; a longer row gets a batch of its own."""
     batches = []
     for i in sorted(rows, key=lambda i: -totals[i]):
-        if not batches or totals[batches[-1][0]] * (len(batches[-1]) + 1) > budget:
-            batches.append([])
+        if not batches or totals[batches[-1][0]] * (len(batches[-1]) + 1) > budget: batches.append([])
         batches[-1].append(i)
     return batches
 
@@ -703,8 +706,7 @@ def grpo_update(model, optimizer, batch, config, lr, vocab_size, reference=None,
     for update in (range(n)[start:start + per_update] for start in range(0, n, per_update)):  # the rows of an optimiser step
         tokens = batch.mask.sum(1, keepdim=True)  # [N, 1]; token mean: of all tokens of the step; sequence mean: of each row's, then of the rows
         denominator = tokens[update].sum().expand_as(tokens) if config.loss_mean == "token" else tokens * (tokens[update] > 0).sum()
-        live = [i for i in update if advantages[i] != 0 or ref_logp is not None]
-        live = live or update  # (if there is none, Adam is given zeros)
+        live = [i for i in update if advantages[i] != 0 or ref_logp is not None] or update  # rows with a gradient; if there are none, all: it is 0
         idle = sorted({*update} - {*live})  # rows whose gradient is exactly 0: they are measured, but get no backward pass
         for rows in micro_batches(live, totals, config.micro_tokens) + micro_batches(idle, totals, config.micro_tokens):
             with torch.set_grad_enabled(rows[0] in live):
@@ -781,7 +783,7 @@ def training(run, model, tokenizer, config, advance, evaluate):
     its optimiser: a resumed run is the uninterrupted one (on a CPU bit for bit). Ctrl-C ends it after a step and a checkpoint, twice: at once."""
     rows = read_jsonl(run.folder / "metrics.jsonl")
     if (run.folder / "final").is_dir() and (not run.newest or rows and rows[-1].get("step", 0) >= config.steps):  # done, or nothing to go on from
-        return print(f"{run.folder} is finished") or rows
+        return print(f"{run.folder} is finished; to run it anew, remove it; to go on, give more --steps") or rows
     if config.gradient_checkpointing: getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # (the same, renamed)
     step, stopping, trained = run.step, threading.Event(), [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, betas=(0.9, config.beta2), weight_decay=config.weight_decay, fused=model.device.type == "cuda")
@@ -812,8 +814,7 @@ def training(run, model, tokenizer, config, advance, evaluate):
             if step % config.save_every == 0 or step == config.steps or stopping.is_set():
                 adapter = {name: p for name, p in model.state_dict().items() if ".lora_" in name}  # (of a model without one, nothing)
                 run.save(f"checkpoint-{step}", model, tokenizer, {"optimizer": optimizer.state_dict(), "adapter": adapter})
-    if step < config.steps:
-        return print(f"stopped at step {step} of {config.steps}; to go on, the same command with --resume (the demo: without)")
+    if step < config.steps: return print(f"stopped at step {step} of {config.steps}; to go on, the same command with --resume (the demo: without)")
     if not run.save("final", model, tokenizer):
         raise OSError(f"{run.folder}/final was not saved: make room, then add --resume")
     return read_jsonl(run.folder / "metrics.jsonl")
@@ -854,8 +855,7 @@ def memory_estimate(config, senior, actor, junior, prompt):
 
 def peak_memory_gb(device):
     """The most memory that this process has held: a GPU's, or (on Linux) resident; 0 where that is not known."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e9
+    if device.type == "cuda": return torch.cuda.max_memory_allocated(device) / 1e9
     status = Path("/proc/self/status")  # (getrusage's figure would take in the process that started this one)
     return sum(map(int, re.findall(r"VmHWM:\s*(\d+)", status.read_text() if status.exists() else ""))) * 1024 / 1e9
 
@@ -879,7 +879,7 @@ class Tandem:
         metrics, samples = self.graded(rolled, problems, c.group_size)
         share = (rolled.senior_mask.sum() / rolled.lengths.sum()).item()
         if abs(share - c.prob_senior) > 0.2 or (share == 1) != (c.prob_senior == 1):  # with the authorship mask lost, tandem fails open to GRPO
-            tqdm.write(f"WARNING: the senior wrote {share:.0%} of the tokens, with --prob-senior {c.prob_senior}: is its mask right?")
+            tqdm.write(f"WARNING: the senior wrote {share:.0%} of the tokens at --prob-senior {c.prob_senior}: a lost mask, or a model of few words")
         metrics = {"senior_share": share, "handovers": (rolled.turns - 1.0).mean().item(), **metrics}
         prompts, rewards = [ids for _, ids in problems for _ in range(c.group_size)], torch.tensor([sample["reward"] for sample in samples])
         return Batch(prompts, rolled.ids, rolled.lengths, rolled.senior_mask, rewards, metrics, samples[::c.group_size])
@@ -889,7 +889,8 @@ class Tandem:
         for i, (text, n) in enumerate(zip(texts, rolled.lengths.tolist())):
             problem, author = problems[i // group_size][0], "".join("js"[s] for s in rolled.senior_mask[i, :n].tolist())  # a letter a token
             samples.append({"prompt": problem.question, "answer": problem.answer, "text": text, "ids": rolled.ids[i, :n].tolist(),
-                            "author": author, "reward": verify(text, problem.answer, problem.numbers), "finished": bool(rolled.finished[i])})
+                            "author": author, "reward": reward(text, problem), "correct": verify(text, problem.answer, problem.numbers),
+                            "finished": bool(rolled.finished[i])})
         metrics = {"length": rolled.lengths.float().mean().item(), "cut": 1 - rolled.finished.float().mean().item()}
         if self.config.habit:
             lines = [line for text in texts for line in text.splitlines() if line.strip() and "\\boxed" not in line]
@@ -906,7 +907,7 @@ class Tandem:
                              temperature=c.eval_temperature, top_p=c.eval_top_p, max_rows=c.max_rows or c.prompts_per_step * c.group_size,
                              max_turns=150 if name == "step" else sys.maxsize, seed=stream(c.seed, "eval", step), **self.settings)
             metrics, samples = self.graded(rolled, self.held_out, k)
-            right = torch.tensor([sample["reward"] for sample in samples], dtype=torch.float64).view(-1, k)  # [problems, k]
+            right = torch.tensor([sample["correct"] for sample in samples], dtype=torch.float64).view(-1, k)  # [problems, k]
             shares = {"pass@1": right.mean().item(), f"pass@{k}": right.max(1).values.mean().item()}
             out.update({f"{name}/{key}": value for key, value in {**shares, **metrics}.items()})
             for sample in samples[:c.show * k:k] if step else []:
@@ -969,8 +970,7 @@ def demo(out="runs/toy", more=()):
     lines = {}
     for name, folder, arm in (("vanilla GRPO", f"{out}-vanilla", ["--prob-senior", "1", "--show", "0"]), ("tandem", out, [])):
         argv = ["--preset", "toy", *arm, *more, "--out", folder] + ["--resume"] * (Path(folder) / "config.json").is_file()
-        if (rows := train(parse_config(Config, PRESETS, argv, ""))) is None:
-            return 130
+        if (rows := train(parse_config(Config, PRESETS, argv, ""))) is None: return 130
         lines.update({"senior at the start": rows[0], f"senior after {name}": rows[-1]})
     lines["junior"] = {"solo" + key[6:]: value for key, value in rows[0].items() if key.startswith("junior/")}
     columns = {"solo": "solo/pass@1", "word hand-off": "word/pass@1", "step hand-off": "step/pass@1", "habit": "solo/habit"}

@@ -309,6 +309,7 @@ def test_finished_measurements_are_not_computed_again(runs, monkeypatch, capsys)
 def test_other_settings_are_refused_in_the_same_folder(runs, changed, capsys):
     assert call("solo", "--preset", "toy", "--model", runs / "t", "--problems", 6, "--batch-problems", 4, *changed) == 2
     assert "was made with" in (complaint := capsys.readouterr().err) and complaint.count("\n") == 1
+    assert f"was made with {changed[0][2:]} " in complaint  # (the setting by its name, not the hash that it changes too)
 
 
 def test_an_interrupted_measurement_goes_on_where_it_stopped(runs, tmp_path, monkeypatch):
@@ -395,6 +396,17 @@ def test_solo_needs_no_junior_and_may_be_greedy(runs, tmp_path):
         assert call("solo", "--preset", "toy", "--model", gone, "--problems", 2, "--n", 2, "--temperature", 0, "--out", tmp_path / folder) == 0
     a, b = (json.loads((tmp_path / folder / "solo.json").read_text())["benchmarks"] for folder in "ab")
     assert a == b and all(len({s["text"] for s in p["samples"]}) == 1 for p in a["eval.jsonl"])
+
+
+def test_the_default_benchmark_is_the_runs_own(runs, tmp_path):
+    resolved = lambda path: measures.resolve(measures.Config(model=str(path)))[1].data  # noqa: E731
+    assert resolved(runs / "t") == str(TOY / "eval.jsonl") and resolved(TOY / "senior") == "aime24,amc23"
+    assert resolved(copy_of(runs / "t", tmp_path / "own", eval_data="")) == "aime24,amc23"
+
+
+def test_runs_that_differ_in_what_changes_no_result_are_one_arm(runs, tmp_path, capsys):
+    other = copy_of(runs / "t", tmp_path / "other", seed=1, eval_every=7, max_rows=5, save_every=3)
+    assert call("report", runs / "t", other, "--out", tmp_path / "r") == 0 and "tandem: 2 seeds" in capsys.readouterr().out
 
 
 def test_rows_that_are_left_out_are_counted(tmp_path, capsys):

@@ -215,9 +215,9 @@ def other_vocabulary(folder):
 
 
 MISTAKES = [
-    (["--data", "missing.jsonl"], "no data 'missing.jsonl'"),
+    (["--data", "missing.jsonl"], "no data 'missing.jsonl' (no such file)"), (["--data", "{tmp}/table.csv"], "table.csv' (another kind of file)"),
     (["--data", "{tmp}/columns.jsonl"], "question column"),
-    (["--data", "{tmp}/empty.jsonl"], "empty.jsonl"),
+    (["--data", "{tmp}/empty.jsonl"], "empty.jsonl' (an empty file)"), (["--data", "{tmp}"], "(no such file)"),
     (["--data", "{tmp}/unanswerable.jsonl"], "none of its 3 rows"),
     (["--data", "{tmp}/few.jsonl"], "too few problems"),
     (["--max-prompt-tokens", "3"], "too few problems are left: 0"),
@@ -239,7 +239,7 @@ MISTAKES = [
     (["--dtype", "int8"], "--dtype"),
     (["--habit", "("], "--habit"), (["--lora-rank", "10000000"], "--lora-rank"),
     (["--junior", "{tmp}/other"], "another vocabulary than its partner's (481 entries against 480"),
-    (["--junior", "{tmp}"], "no config.json"),
+    (["--junior", "{tmp}"], "no config.json"), (["--model", "{tmp}/mute"], "mute: no tokenizer there"), (["--junior", "{tmp}/mute"], "mute: no tokenizer there"),
     (["--model", "./no-such-model"], "no such model folder"),
     (["--model", "no-such-model"], "OWNER/NAME"),
     (["--model", "nobody/no-such-model-anywhere"], "could not be loaded from the hub (there is no such folder)"),
@@ -263,6 +263,8 @@ def mistakes(tmp_path_factory):
     (tmp / "taken" / "config.json").write_text("{}")
     (tmp / "badconfig").mkdir()
     (tmp / "badconfig" / "config.json").write_text("[]")
+    (tmp / "table.csv").write_text("question,answer\na,1\n")
+    tiny_model(0).save_pretrained(tmp / "mute")
     other_vocabulary(tmp / "other")
     return tmp
 
@@ -332,6 +334,26 @@ def test_a_model_with_dropout_is_trained_without_it(tmp_path):
             loaded.train()
             a, b = (tandem.completion_logprobs(loaded, [[5, 6, 7]], torch.arange(10, 30)[None], torch.tensor([20]), 1.0) for _ in range(2))
             assert torch.equal(a, b) != dropped
+
+
+def test_another_reward_trains_and_leaves_pass_at_k_alone(tmp_path, monkeypatch):
+    """A shaped reward, with halves and negatives, is what is learnt from and logged; the shares of problems solved stay shares of problems solved."""
+    monkeypatch.setattr(tandem, "reward", lambda text, problem: tandem.verify(text, problem.answer) - 0.5 - 0.01 * len(text))
+    assert call(*SHORT, "--steps", 2, "--out", tmp_path / "r") == 0
+    assert all(m["reward"] < 0 for m in rows(tmp_path / "r")[1:]) and all(m["no_signal"] < 1 for m in rows(tmp_path / "r")[1:])
+    samples = rows(tmp_path / "r", "samples.jsonl")
+    assert all(s["reward"] == s["correct"] - 0.5 - 0.01 * len(s["text"]) and s["correct"] == tandem.verify(s["text"], s["answer"]) for s in samples)
+    shares = [m[key] * 16 for m in rows(tmp_path / "r") for key in ("solo/pass@1", "solo/pass@4") if key in m]
+    assert len(shares) == 4 and all(x == int(x) >= 0 for x in shares) and any(shares)
+
+
+def test_the_presets_steps_do_not_win_over_the_runs_own(tmp_path, capsys):
+    assert call(*SHORT, "--steps", 2, "--out", tmp_path / "r") == 0
+    assert call("--preset", "toy", *SHORT[2:-4], "--resume", "--out", tmp_path / "r") == 0  # (the preset has 60 of them)
+    assert f"{tmp_path}/r is finished; to run it anew, remove it" in capsys.readouterr().out and len(rows(tmp_path / "r")) == 3
+    (tmp_path / "r").rename(tmp_path / "moved")
+    assert call("--resume", "--out", tmp_path / "moved", "--steps", 3, "--eval-every", 1) == 0 and not (tmp_path / "r").exists()
+    assert rows(tmp_path / "moved")[-1]["step"] == 3
 
 
 def test_long_prompts_are_skipped_and_counted(tmp_path, capsys):
