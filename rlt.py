@@ -383,7 +383,7 @@ def rlt_reward(teacher, student, fmt, questions, solutions, explanations, closed
             out.token_kl[i], out.solution_logp[i] = token_kl, logp
             out.r_ss[i] = logp.mean() + alpha * logp.min()
             out.r_kl[i] = token_kl.mean() + alpha * token_kl.max()
-            out.reward[i] = max(out.r_ss[i] - lambda_kl * out.r_kl[i] - (not closed[i]), torch.tensor(EMPTY_REWARD))
+            out.reward[i] = max(out.r_ss[i] - lambda_kl * out.r_kl[i] - float(not closed[i]), torch.tensor(EMPTY_REWARD))
     return out
 
 def as_tensors(lists):
