@@ -212,6 +212,7 @@ def test_a_small_adapter_on_a_bf16_base_is_not_rounded_away_when_it_is_saved(tmp
     transformers.AutoTokenizer.from_pretrained(TOY / "senior").save_pretrained(tmp_path / "base")
     model = trained(base, size=size)
     tandem.save_model(model, tmp_path / "out", str(tmp_path / "base"))
+    transformers.AutoTokenizer.from_pretrained(TOY / "senior").save_pretrained(tmp_path / "out")  # as a run saves it
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert merged.dtype == torch.float32
     numbers = sum(t.numel() for t in safetensors.torch.load_file(tmp_path / "out" / "model.safetensors").values())
