@@ -225,7 +225,7 @@ def peak(size, rank, gb, device):
     prompts = [[10 + i] * config.max_prompt_tokens for i in range(config.prompts_per_step)]
     ids, mask = torch.randint(10, words, (128, n), device=device), torch.ones(128, n, dtype=torch.bool, device=device)
     batch = tandem.Batch([p for p in prompts for _ in range(8)], ids, torch.full((128,), n, device=device), mask, torch.arange(128).float(), {}, [])
-    word = Schedule(*(torch.arange(words) % k == 0 for k in (4, 10**9, 10**9)), 32)
+    word = Schedule(torch.arange(words) % 4 == 0, None, None, 32)
     for name, work in (("update", lambda: tandem.grpo_update(senior, optimizer, batch, replace(config, prompts_per_update=16), 1e-6, words, dtype=torch.bfloat16)),
                        ("rollout of one batch of rows", lambda: rollout(actor, junior, prompts[:-(-config.max_rows // 8)], group_size=8, schedule=word, stops=[],
                                                                         max_new_tokens=n, max_rows=config.max_rows))):
@@ -242,7 +242,7 @@ def decoding(size, device, dtype, runs, rows=128, prompt=128, new_tokens=256):
     senior, junior = (random_model(size, seed, device, dtype) for seed in (0, 1))
     pair = tandem.adapted(junior, 32, 0)
     prompts = [[(7 * i + j) % 30000 + 10 for j in range(prompt)] for i in range(rows // 8)]
-    word = Schedule(*(torch.arange(senior.config.vocab_size) % n == 0 for n in (4, 10**9, 10**9)), 32)
+    word = Schedule(torch.arange(senior.config.vocab_size) % 4 == 0, None, None, 32)
     common = dict(group_size=8, max_new_tokens=new_tokens, stops=[])
 
     def clock(work):
@@ -311,6 +311,9 @@ def main():
         pair = tandem.adapted(junior, 16, 0)
         compare(f"likewise with an adapter (--lora-rank 16), one pass for both, {name}", lambda: rollout(pair, junior, prompts, schedule=word, seed=next(seeds), **every),
                 lambda: rollout(pair, None, prompts, seed=next(seeds), **every), options.runs, tokens)
+    twin, ours, theirs = copy.deepcopy(senior), iter(range(10**6)), iter(range(10**6))  # with its own copy, and the same seeds, a model writes what it writes alone
+    compare("tandem / vanilla rollout, per token, ragged lengths, the same text (copy)", lambda: rollout(senior, twin, prompts, schedule=word, seed=next(ours), **every),
+            lambda: rollout(senior, None, prompts, seed=next(theirs), **every), options.runs, tokens)
     for group in (1, 2, 4, 8):  # a pair that speaks one language, at 16 to 128 answers a time; then a senior whose jargon the junior cannot continue
         compare(f"step hand-off / solo answers, per token, junior with itself, {16 * group} rows",
                 lambda: rollout(junior, junior, prompts, group_size=group, schedule=step, seed=next(seeds), **common),
