@@ -311,9 +311,6 @@ def main():
         pair = tandem.adapted(junior, 16, 0)
         compare(f"likewise with an adapter (--lora-rank 16), one pass for both, {name}", lambda: rollout(pair, junior, prompts, schedule=word, seed=next(seeds), **every),
                 lambda: rollout(pair, None, prompts, seed=next(seeds), **every), options.runs, tokens)
-    twin, ours, theirs = copy.deepcopy(senior), iter(range(10**6)), iter(range(10**6))  # with its own copy, and the same seeds, a model writes what it writes alone
-    compare("tandem / vanilla rollout, per token, ragged lengths, the same text (copy)", lambda: rollout(senior, twin, prompts, schedule=word, seed=next(ours), **every),
-            lambda: rollout(senior, None, prompts, seed=next(theirs), **every), options.runs, tokens)
     for group in (1, 2, 4, 8):  # a pair that speaks one language, at 16 to 128 answers a time; then a senior whose jargon the junior cannot continue
         compare(f"step hand-off / solo answers, per token, junior with itself, {16 * group} rows",
                 lambda: rollout(junior, junior, prompts, group_size=group, schedule=step, seed=next(seeds), **common),
