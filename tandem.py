@@ -658,7 +658,7 @@ def k3(logp, other):
     return torch.exp(log_ratio) - 1 - log_ratio
 
 def grpo_loss(logp, old_logp, advantages, mask, clip_eps, ref_logp=None, kl_coef=0.0, denominator=None):
-    """1 / denominator * sum over `mask` of -min(rho A, clip(rho, 1 - eps, 1 + eps) A) + kl_coef k3, where rho = pi / pi_old. The denominator is the
+    """1 / denominator * sum over `mask` of [-min(rho A, clip(rho, 1 - eps, 1 + eps) A) + kl_coef k3], where rho = pi / pi_old. The denominator is the
     mask's sum, if it is not given: a number, or [N, 1], of a whole optimiser step. logp, old_logp, ref_logp [N, T]; advantages [N]; mask [N, T] bool,
     in tandem the *senior's* tokens, above and below alike; an empty one gives 0. What it leaves out is selected away, so a NaN there does no harm."""
     mask, advantages = mask.bool(), advantages[:, None]  # [N, 1]
